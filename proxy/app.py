@@ -21,6 +21,7 @@ from starlette.responses import Response
 
 from proxy.api import http
 from proxy.api.addresses import Addresses
+from proxy.api.agent_listener import AgentListener
 from proxy.api.bodies import Bodies
 from proxy.api.forwarding import Forwarding
 from proxy.api.guard import Guard
@@ -48,7 +49,7 @@ from proxy.resources.memory import FreedMemory
 from proxy.resources.places import Places
 from proxy.resources.senders import Senders
 from proxy.resources.turnstile import Turnstile
-from proxy.routes import Parts, routes, turn_endpoints
+from proxy.routes import Parts, listener_routes, routes, turn_endpoints
 from proxy.served_engines import EngineParts, ServedEngines, check_declared
 from proxy.sessions.parts import SessionParts
 from proxy.sessions.retention import Retention
@@ -213,6 +214,7 @@ def build_app(
         group=None if place is None or shared is None else Group(place, shared, gate, metrics, store.changed.since),
         pool=pool,
         bodies=bodies,
+        agent_bodies=None if settings.agent_address is None else Bodies(settings.for_agents, freed, intake, addresses),
         forwarding=forwarding,
         served=served,
         adapter_files=adapter_files,
@@ -223,7 +225,7 @@ def build_app(
     guard = Guard(settings)
     app.guard = None if guard.idle else guard
     app.wrong_keys = WrongKeys(addresses, parts.polls, senders=senders)
-    app.state.metrics = metrics
+    app.state.metrics, app.state.addresses = metrics, addresses
     app.on_end = RequestLines(metrics.http)
     app.metadata_of = sessions.registry.metadata_of
     app.state.turns, app.state.polls, app.state.registry = turns, parts.polls, sessions.registry
@@ -232,9 +234,26 @@ def build_app(
     app.state.retention, app.state.episodes = parts.retention, sessions.episodes
     app.state.adapters = served.main.route.adapters
     app.state.model, app.state.revision = model_name(settings), revision_of(settings)
+    app.state.agents = (
+        None if parts.agent_bodies is None else _agent_listener(parts, app, turnstile, parts.agent_bodies)
+    )
     if parts.group is not None:
         app.state.for_workers = WorkerEndpoints(parts.group.steps(), app.passed_on, parts.group.joined)
     return app
+
+
+def _agent_listener(parts: Parts, main: App, turnstile: Turnstile, bodies: Bodies) -> AgentListener:
+    """The app of the listener for agents. It shares the turns of `main`, and none of its limits.
+
+    It has no guard: every request needs the key of a session, which no page of another site knows.
+    """
+    access, forwarding = parts.sessions.agent_access, parts.forwarding
+    endpoints = turn_endpoints(access, parts.turns, turnstile, bodies, forwarding, parts.tracing)
+    app = App(routes=listener_routes(parts, bodies, endpoints), exception_handlers=_ERROR_HANDLERS)
+    app.turn_routes = TurnRoutes(endpoints)
+    app.wrong_keys = WrongKeys(parts.addresses, parts.polls)
+    app.on_end, app.metadata_of = main.on_end, main.metadata_of
+    return AgentListener(app, parts.settings.agent_max_requests)
 
 
 def _retention(
@@ -344,6 +363,8 @@ async def _lifespan(parts: Parts, app: Starlette) -> AsyncIterator[None]:
         stack.push_async_callback(parts.store.close)
         stack.callback(parts.pool.close)
         stack.callback(parts.bodies.pool.close)
+        if parts.agent_bodies is not None:
+            stack.callback(parts.agent_bodies.pool.close)
         if parts.group is not None:
             await parts.group.catch_up()
         await asyncio.to_thread(parts.store.database.rehearse)

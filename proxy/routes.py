@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from proxy.api.adapter_endpoints import AdapterEndpoints
 from proxy.api.addresses import Addresses
+from proxy.api.agent_listener import no_endpoint
 from proxy.api.annotation_endpoints import AnnotationEndpoints
 from proxy.api.audit_log import Endpoint, audited
 from proxy.api.bodies import Bodies
@@ -91,6 +92,7 @@ Turning = TurnEndpoint | StreamForms
 class Parts:
     """The parts that endpoints are built from, and the endpoints of turns by path.
 
+    `agent_bodies`: the bodies of the listener for agents; None without one.
     `adapters`: those of each policy by the name of its route, the server's own engine first.
     """
 
@@ -112,6 +114,7 @@ class Parts:
     group: Group | None
     pool: FairPool
     bodies: Bodies
+    agent_bodies: Bodies | None
     forwarding: Forwarding | None
     served: ServedEngines
     adapter_files: AdapterFiles
@@ -153,7 +156,7 @@ def routes(parts: Parts) -> list[Route]:
     ]
     return [
         *first,
-        *_agent_routes(parts),
+        *_agent_routes(parts, parts.sessions.access, parts.bodies, parts.turn_endpoints),
         *_session_routes(parts, session),
         *_export_routes(parts),
         *_health_routes(parts),
@@ -239,9 +242,19 @@ def turn_endpoints(
     return {**found, "/models/{model:path}:streamGenerateContent": StreamForms(events, array)}
 
 
-def _agent_routes(parts: Parts) -> list[Route]:
+def listener_routes(parts: Parts, bodies: Bodies, endpoints: Mapping[str, Turning]) -> list[Route]:
+    """All routes of the listener for agents. `endpoints`: its endpoints of turns."""
+    return [
+        # Else the models of a session named `engine`.
+        Route("/engine/models", no_endpoint, methods=["GET", "POST", "DELETE"]),
+        *_agent_routes(parts, parts.sessions.agent_access, bodies, endpoints),
+        Route("/health", _health(parts).health, methods=["GET"]),
+    ]
+
+
+def _agent_routes(parts: Parts, access: Access, bodies: Bodies, endpoints: Mapping[str, Turning]) -> list[Route]:
     """The routes that agents call."""
-    access, served, bodies = parts.sessions.access, parts.turns.routes, parts.bodies
+    served = parts.turns.routes
     models = ModelEndpoints(access, served)
     messages, responses, google = MessagesProtocol(), ResponsesProtocol(), GoogleProtocol()
     rest = (access, served, bodies)
@@ -252,7 +265,7 @@ def _agent_routes(parts: Parts) -> list[Route]:
     tokenize = TokenizeEndpoints(access, served, bodies)
     generate = GenerateEndpoint(access, parts.turns, bodies, parts.forwarding, parts.tracing)
     return [
-        *(route for path, endpoint in parts.turn_endpoints.items() for route in _aliases(path, endpoint, ["POST"])),
+        *(route for path, endpoint in endpoints.items() for route in _aliases(path, endpoint, ["POST"])),
         *_aliases("/messages/count_tokens", count_tokens, ["POST"]),
         *_aliases("/responses/input_tokens", input_tokens, ["POST"]),
         *_aliases("/models/{model:path}:countTokens", total_tokens, ["POST"]),
@@ -335,9 +348,13 @@ def _annotation_routes(parts: Parts) -> list[Route]:
     ]
 
 
-def _health_routes(parts: Parts) -> list[Route]:
+def _health(parts: Parts) -> HealthEndpoints:
     numbers = parts.metrics.now if parts.group is None else parts.group.metrics.total
-    health = HealthEndpoints(parts.gate, parts.store, parts.metrics, numbers, parts.server_pool, parts.settings)
+    return HealthEndpoints(parts.gate, parts.store, parts.metrics, numbers, parts.server_pool, parts.settings)
+
+
+def _health_routes(parts: Parts) -> list[Route]:
+    health = _health(parts)
     return [
         Route("/health", health.health, methods=["GET"]),
         Route("/ready", health.ready, methods=["GET"]),

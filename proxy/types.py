@@ -372,6 +372,7 @@ class TurnRequest:
     sender: Sender = field(default=Sender(), compare=False, repr=False)
     route: str = ""
     pinned: int | None = None
+    outside: bool = False
     reasoning_fields: Mapping[str, Json] = field(default_factory=dict)
     further_prompts: tuple[Ids | PromptText, ...] = field(default=(), compare=False, repr=False)
     score_prompt: bool = False

@@ -35,6 +35,7 @@ ProxyError                        status  code
 ├── ArchiveUnavailable            503     archive_unavailable
 ├── ScratchFull                   503     scratch_full
 ├── TooManyConnections            503     too_many_connections
+├── TunnelUnavailable             503     tunnel_unavailable
 └── EngineTimeout                 504     timeout
 ProxyError itself is 500, internal_error. ConfigurationError is raised at startup and ends the process.
 """
@@ -423,6 +424,13 @@ class ArchiveUnavailable(ProxyError):
 
     status = 503
     code = "archive_unavailable"
+
+
+class TunnelUnavailable(ProxyError):
+    """The tunnel of `--expose` has ended and is started again, so a new session would have no address."""
+
+    status = 503
+    code = "tunnel_unavailable"
 
 
 class TooManyConnections(ProxyError):

@@ -1,4 +1,4 @@
-"""The URL under which a client reaches this server, and the client's address.
+"""The URL under which agents reach this server, and the address of a client.
 
 Forwarded headers count only if a trusted proxy sent them.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Callable
 
 from starlette.requests import Request
 from starlette.types import Scope
@@ -20,26 +21,45 @@ _IN_PROCESS = "tokengrove.in_process"
 """The ASGI extension that the client in this process announces."""
 
 _HOST = re.compile(r"[\w.-]+(:\d+)?|\[[0-9a-fA-F:.]+\](:\d+)?")
+_ALL = ("0.0.0.0", "::")
 _PREFIX = re.compile(r"(/[\w.~:@+-]+)*/?")
 
 
 class Addresses:
-    """Root URLs, from `--public-url`, else from the X-Forwarded-* headers of a trusted proxy, else from the request.
+    """Root URLs: of the tunnel (`--expose`), else `--public-url`, else of the listener for agents, else of the request.
 
-    A client in this process gets the address that it uses, because it reaches no other.
+    The URL of a request is that of its X-Forwarded-* headers if a trusted proxy sent them. A client in this process
+    gets the address that it uses. `agent_port`: the port of the listener for agents, once it is bound. `exposed`:
+    returns the URL of the tunnel.
     """
 
+    agent_port: int | None = None
+    exposed: Callable[[], str] | None = None
+
     def __init__(self, settings: Settings) -> None:
-        self._public_url = settings.public_url
+        self._public_url, self._agents = settings.public_url, settings.agent_address
         names = [part.strip() for part in (settings.forwarded_allow_ips or "").split(",") if part.strip()]
         self._everybody = "*" in names
         self._trusted = [ipaddress.ip_network(name, strict=False) for name in names if name != "*"]
 
     def root_url(self, request: Request) -> str:
-        """The URL of this server's root, without a trailing slash."""
-        if self._public_url and _IN_PROCESS not in request.scope.get("extensions", ()):
-            return self._public_url.rstrip("/")
-        return (self._forwarded(request) or str(request.base_url)).rstrip("/")
+        """The URL of this server's root for agents, without a trailing slash. Raises TunnelUnavailable.
+
+        With a listener for agents on all addresses of the machine, it has the host of the request.
+        """
+        url = None if _IN_PROCESS in request.scope.get("extensions", ()) else self._of_agents(request)
+        return (url or self._forwarded(request) or str(request.base_url)).rstrip("/")
+
+    def _of_agents(self, request: Request) -> str | None:
+        """The URL that all agents use; None if each uses that of its request."""
+        if self.exposed is not None:
+            return self.exposed()
+        if self._public_url or self._agents is None or self.agent_port is None:
+            return self._public_url
+        host = self._agents[0]
+        if host in _ALL:
+            host = request.url.hostname or host
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.agent_port}"
 
     def client(self, scope: Scope) -> str:
         """The address that a request comes from: behind trusted proxies, the address that the first of them saw."""

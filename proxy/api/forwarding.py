@@ -11,9 +11,10 @@ from proxy.api.bodies import Bodies, Upload
 from proxy.api.connections import while_connected
 from proxy.api.headers import headers_of
 from proxy.api.http import error_response
+from proxy.api.neutral_errors import OUTSIDE
 from proxy.telemetry.http_request import request_of
 from proxy.workers.leader import LEADER
-from proxy.workers.peers import PASSED, PEER, Peers, Unreachable
+from proxy.workers.peers import PASSED, PASSED_OUTSIDE, PEER, Peers, Unreachable
 
 _OF_THE_CONNECTION = {b"connection", b"expect", b"keep-alive", b"transfer-encoding", b"upgrade"}
 _NOT_ASKED = _OF_THE_CONNECTION | {b"content-length", PEER}  # httpx sets the length
@@ -50,7 +51,8 @@ class Forwarded:
 
     async def _pump(self, scope: Scope, receive: Receive, send: Send) -> None:
         query = scope["query_string"]
-        target = PASSED.encode() + scope["raw_path"] + (b"?" + query if query else b"")
+        prefix = PASSED_OUTSIDE if OUTSIDE in scope else PASSED
+        target = prefix.encode() + scope["raw_path"] + (b"?" + query if query else b"")
         asked = [(name, value) for name, value in scope["headers"] if name not in _NOT_ASKED]
         asked += [(PEER, "{}:{}".format(*scope["client"]).encode())] if scope.get("client") else []
         try:

@@ -16,6 +16,7 @@ from proxy.api.connections import while_connected
 from proxy.api.forwarding import Forwarded, Forwarding
 from proxy.api.headers import headers_of
 from proxy.api.http import JsonResponse, caller_of
+from proxy.api.neutral_errors import OUTSIDE
 from proxy.api.replies import UnaryReply, begin_turns, ignored_header
 from proxy.engine.requests import GenerateRequest
 from proxy.prompt_ids import PromptIds
@@ -82,7 +83,7 @@ class GenerateEndpoint:
         agent = None if session is None else agent_in(request.path_params.get("session"), session.id)
         self._routes.assign(asked, None if session is None else session.record)
         add_headers(asked, headers_of(request.scope), agent)
-        asked.request_id = record.client_id
+        asked.request_id, asked.outside = record.client_id, OUTSIDE in request.scope
         asked.timeline.received, asked.timeline.read = record.started, read
         if record.trace is not None:
             trace_request(record.trace, asked)

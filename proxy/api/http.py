@@ -12,7 +12,7 @@ from starlette.types import Scope
 
 from proxy.api.answers import id_header, is_google_path, is_messages_path
 from proxy.api.headers import headers_of, hint_in, key_in
-from proxy.api.neutral_errors import is_administration, neutral
+from proxy.api.neutral_errors import OUTSIDE, shown_to
 from proxy.api.wrong_keys import WRONG_KEYS, DelayedResponse
 from proxy.protocols.error_envelopes import anthropic_error, google_error, openai_error
 from proxy.sessions.access import Caller
@@ -31,6 +31,11 @@ _NOT_FOUND = (
 
 _HIDING = frozenset({"/v1/models/{model}", "/v1beta/models/{model}", "/rl/sessions/{session}"})
 """Routes that are only read, whose paths end with any text: a POST to such a path means an endpoint that is unknown."""
+
+_NOT_FOUND_OUTSIDE = (
+    "there is no endpoint {} here. Agents call POST /chat/completions, /responses or /messages below the base_url of "
+    "their session, or /v1beta/models/MODEL:generateContent below its root_url"
+)
 
 TOO_DEEP = "the body is nested too deeply"
 CRASH = ProxyError("internal error: the server's log has the traceback")
@@ -88,8 +93,7 @@ def error_response(scope: Scope, error: ProxyError) -> Response:
     except TooManyRequests as flood:
         error = flood
     path, request = scope["path"], request_of(scope)
-    told = error if is_administration(path) else neutral(error)
-    status, body = error.status, envelope(path, told, request.name())
+    status, body = error.status, envelope(path, shown_to(scope, error), request.name())
     headers = {id_header(path): request.name(), "x-should-retry": "true" if error.retryable else "false"}
     if status in (429, 503):
         headers["retry-after"] = str(min(max(round(error.retry_after_s or 1), 1), _MAX_RETRY_AFTER_S))
@@ -120,7 +124,8 @@ def shown_path(request: Request) -> str:
 
 async def on_not_found(request: Request, error: Exception) -> Response:
     """Handle a path without a route."""
-    return error_response(request.scope, NotFound(_NOT_FOUND.format(f"{request.method} {shown_path(request)}")))
+    text = _NOT_FOUND_OUTSIDE if OUTSIDE in request.scope else _NOT_FOUND
+    return error_response(request.scope, NotFound(text.format(f"{request.method} {shown_path(request)}")))
 
 
 async def on_method_not_allowed(request: Request, error: Exception) -> Response:

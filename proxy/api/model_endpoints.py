@@ -12,6 +12,7 @@ from starlette.requests import Request
 from proxy.api.answers import is_google_path
 from proxy.api.headers import headers_of
 from proxy.api.http import JsonResponse, caller_of
+from proxy.api.neutral_errors import OUTSIDE
 from proxy.models.declared import DeclaredModel
 from proxy.sessions.access import Access
 from proxy.turns.route import Routes, bindings_of
@@ -20,7 +21,10 @@ _GOOGLE = frozenset({b"x-goog-api-key", b"x-goog-api-client"})
 
 
 class ModelEndpoints:
-    """The declared models; without any, the served model, under any name, like in turns."""
+    """The declared models; without any, the served model, under any name, like in turns.
+
+    At the listener for agents, the lists need the key of a session.
+    """
 
     def __init__(self, access: Access, routes: Routes) -> None:
         self._access, self._routes = access, routes
@@ -46,19 +50,21 @@ class ModelEndpoints:
         return JsonResponse(_google_model(model) if _is_googles(request) else model)
 
     async def _listed(self, request: Request) -> list[dict[str, Any]]:
+        bindings = await self._bindings(request)
         if not self._routes.names.declared:
             return [self._model(self._routes.main.model)]
-        return [self._model(each.name, each) for each in self._routes.names.listed(await self._bindings(request))]
+        return [self._model(each.name, each) for each in self._routes.names.listed(bindings)]
 
     async def _named(self, request: Request) -> dict[str, Any]:
-        asked = request.path_params["model"]
+        asked, bindings = request.path_params["model"], await self._bindings(request)
         if not self._routes.names.declared:
             return self._model(asked or self._routes.main.model)
-        found = self._routes.names.find(asked, await self._bindings(request))
+        found = self._routes.names.find(asked, bindings)
         return self._model(asked or found.route, self._routes.names.declared[found.route])
 
     async def _bindings(self, request: Request) -> Mapping[str, str] | None:
-        if not self._routes.names.declared:
+        outside = OUTSIDE in request.scope
+        if not (outside or self._routes.names.declared):
             return None
         session = await self._access.resolve_if_named(caller_of(request))
         return bindings_of(None if session is None else session.record)

@@ -1,13 +1,31 @@
 """Error messages for agents about failures behind the server, without addresses, sockets, paths and engine answers.
 
-Administrators see the full error: in the replies of their own endpoints, in the session's tree and in the log.
+Administrators see the full error: in the replies of their own endpoints, in the session's tree and in the log. At the
+listener for agents (`--agent-port`), which strangers may reach, messages also have no engine names, flags or numbers of
+the server.
 """
 
 from __future__ import annotations
 
 import re
 
-from tokengrove.errors import EngineFailed, EngineLost, EngineUnavailable, ProxyError, StoreUnavailable, UpstreamFailed
+from starlette.types import Scope
+
+from tokengrove.errors import (
+    EngineFailed,
+    EngineIncapable,
+    EngineLost,
+    EngineTimeout,
+    EngineUnavailable,
+    ProxyError,
+    StoreUnavailable,
+    TooManyConnections,
+    TooManyRequests,
+    UpstreamFailed,
+)
+
+OUTSIDE = "tokengrove.outside"
+"""The key that marks the ASGI scope of a request at the listener for agents."""
 
 _ADMINISTRATION = (
     *("/engine", "/mailbox/", "/trajectories/", "/export_trajectories", "/rl/sessions", "/rl/start_session"),
@@ -27,8 +45,26 @@ _NEUTRAL: tuple[tuple[type[ProxyError], str], ...] = (
     (EngineFailed, "the engine failed"),
     (StoreUnavailable, "the database is not available"),
     (UpstreamFailed, "the external model failed"),
+    (EngineTimeout, "the engine took too long"),
+    (TooManyConnections, "too many connections are open; try again"),
+    (TooManyRequests, "too many requests; try again"),
     (ProxyError, "the server failed"),
 )
+
+
+# What a stranger may not learn from an error that is not about his request: numbers of the server, flags and names.
+_ENGINE = re.compile(
+    r"\b(?:the|this) engine (?:'[^']*'|\"[^\"]*\"|\([^)]*\))|\b(?:sglang|vllm|transformers)\b", re.IGNORECASE
+)
+_FLAG = re.compile(r"[;,]?(?: raise the limit with| or)? \(?--[a-z][a-z-]+\)?")
+_INNER = re.compile(r"\d|--[a-z]")
+
+
+def shown_to(scope: Scope, error: ProxyError) -> ProxyError:
+    """The error as the sender of this request may see it."""
+    if OUTSIDE in scope:
+        return outside(error)
+    return error if is_administration(scope["path"]) else neutral(error)
 
 
 def is_administration(path: str) -> bool:
@@ -38,13 +74,28 @@ def is_administration(path: str) -> bool:
 
 def neutral(error: ProxyError) -> ProxyError:
     """The same error, or one of its class without addresses or quoted answers; the log then has the full text."""
-    told = error.shown
-    if told is None:
+    message = error.shown
+    if message is None:
         if error.status < 500 or not _PLACE.search(error.message):
             return error
-        told = next(text for kind, text in _NEUTRAL if isinstance(error, kind))
+        message = next(text for kind, text in _NEUTRAL if isinstance(error, kind))
+    return _with_message(error, f"{message}; the server's log has the reason")
+
+
+def outside(error: ProxyError) -> ProxyError:
+    """The same error, or one of its class that tells nothing of the server and its engine."""
+    error = neutral(error)
+    message = error.message
+    about_server = error.status == 429 or (error.status >= 500 and not isinstance(error, EngineIncapable))
+    if about_server and (_INNER.search(message) or _ENGINE.search(message)):
+        message = next(text for kind, text in _NEUTRAL if isinstance(error, kind))
+    else:
+        message = _FLAG.sub("", _ENGINE.sub("the engine", message))
+    return error if message == error.message else _with_message(error, message)
+
+
+def _with_message(error: ProxyError, message: str) -> ProxyError:
     shown = type(error).__new__(type(error))  # a class may build its message from other arguments
     shown.__dict__.update(error.__dict__)
-    shown.message = f"{told}; the server's log has the reason"
-    shown.args = (shown.message,)
+    shown.message, shown.args = message, (message,)
     return shown

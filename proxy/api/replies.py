@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from proxy.api.connections import LINE, ClientLine, connected_until, disconnected, while_connected
 from proxy.api.http import encode_json
-from proxy.api.neutral_errors import neutral
+from proxy.api.neutral_errors import OUTSIDE, neutral, outside
 from proxy.api.session_json import quoted
 from proxy.api.turn_lines import TurnLines
 from proxy.protocols.completions.protocol import CompletionsProtocol
@@ -168,18 +168,18 @@ class StreamReply:
         self._timer = self._loop.call_later(KEEPALIVE_S, self._look)
         try:
             if line is None:
-                await while_connected(receive, self._write(request, send))
+                await while_connected(receive, self._write(request, scope, send))
             else:
                 self._left = line.left
                 line.watchers.append(self._on_left)
-                await self._write(request, send)
+                await self._write(request, scope, send)
         except ClientDisconnect:
             request.left = True
         finally:
             self._end_watching(wake)
             self._turns.leave(attempt)
 
-    async def _write(self, request: HttpRequest, send: Send) -> None:
+    async def _write(self, request: HttpRequest, scope: Scope, send: Send) -> None:
         """Write the reply. Raises ClientDisconnect if the line tells that the client has left."""
         over = self._over()
         over.add_done_callback(self._on_end)
@@ -205,7 +205,7 @@ class StreamReply:
                 self._waits = self.started
                 await changed
                 self._waits = False
-        await self._end(request, send, over)
+        await self._end(request, scope, send, over)
 
     def _over(self) -> asyncio.Future[Any]:
         """Done once all choices have ended, or one has failed."""
@@ -253,7 +253,7 @@ class StreamReply:
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         return self._head
 
-    async def _end(self, request: HttpRequest, send: Send, over: asyncio.Future[Any]) -> None:
+    async def _end(self, request: HttpRequest, scope: Scope, send: Send, over: asyncio.Future[Any]) -> None:
         try:
             over.result()
             events = self._encoder.finish([choice.answer() for choice in self._choices])
@@ -261,7 +261,8 @@ class StreamReply:
             if not self.started:
                 raise
             request.break_off(error.code, error.message)
-            await send({"type": "http.response.body", "body": self._encoder.error(neutral(error))})
+            shown = outside(error) if OUTSIDE in scope else neutral(error)
+            await send({"type": "http.response.body", "body": self._encoder.error(shown)})
             return
         if not self.started:
             events = await self._start(request, send) + events

@@ -20,6 +20,7 @@ from proxy.api.completion_prompts import each_prompt, score_prompts
 from proxy.api.forwarding import Forwarded, Forwarding
 from proxy.api.headers import Headers, headers_of, hint_in, key_in, sub_agent_in
 from proxy.api.http import CRASH, TOO_DEEP, JsonResponse, decode_json, encode_json, error_response
+from proxy.api.neutral_errors import OUTSIDE
 from proxy.api.replies import BatchReply, Header, StreamReply, UnaryReply, begin_each, begin_turns, session_header
 from proxy.parsed_items import ParsedBodies
 from proxy.protocols.completions.reply import ECHO
@@ -69,7 +70,7 @@ class _Arrived(NamedTuple):
     """A request whose body was read and decoded.
 
     `sent`: the bytes to forward. `read`: when, by the monotonic clock. `model`: the name in the address, in APIs that
-    have it there.
+    have it there. `outside`: whether it came to the listener for agents.
     """
 
     request: HttpRequest
@@ -83,6 +84,7 @@ class _Arrived(NamedTuple):
     files: dict[str, ImageFile] | None
     read: float
     model: str | None
+    outside: bool
 
 
 class TurnEndpoint:
@@ -130,19 +132,12 @@ class TurnEndpoint:
         if not self._access.open_server:  # access does not depend on the body: check it before reading
             await self._access.resolve(caller)
         with Upload(self._bodies, scope, headers, receive) as upload:
-            model = scope["path_params"].get("model")
-            return await self._begin_as_asked(request, caller, headers, receive, upload, model)
+            return await self._begin_as_asked(scope, request, caller, headers, receive, upload)
 
     async def _begin_as_asked(
-        self,
-        request: HttpRequest,
-        caller: Caller,
-        headers: Headers,
-        receive: Receive,
-        upload: Upload,
-        model: str | None,
+        self, scope: Scope, request: HttpRequest, caller: Caller, headers: Headers, receive: Receive, upload: Upload
     ) -> UnaryReply | StreamReply | Forwarded:
-        """Begin the turn that the body requests. `model`: the name in the address, in APIs that have it there."""
+        """Begin the turn that the body requests."""
         sent, path = await upload.read(), caller.path
         read, sender = time.monotonic(), upload.sender
         await self._turnstile.enter(sender)
@@ -167,7 +162,8 @@ class TurnEndpoint:
         files = None
         if self._bodies.images is not None:
             files = await upload.read_images(body, size, self._protocol.api, session)
-        arrived = _Arrived(request, caller, headers, receive, upload, body, sent, size, files, read, model)
+        model, outside = scope["path_params"].get("model"), OUTSIDE in scope
+        arrived = _Arrived(request, caller, headers, receive, upload, body, sent, size, files, read, model, outside)
         while True:
             try:
                 return await self._begin_in(session, sender, arrived)
@@ -178,7 +174,7 @@ class TurnEndpoint:
         self, session: LiveSession, sender: Sender, arrived: _Arrived
     ) -> UnaryReply | StreamReply | Forwarded:
         """Begin the turn in a session. Raises SessionClosed if the session takes no turn by now."""
-        request, caller, headers, receive, upload, body, sent, size, files, read, model = arrived
+        request, caller, headers, receive, upload, body, sent, size, files, read, model, outside = arrived
         path = caller.path
         request.session, request.metadata = session.id, session.record.metadata
         if size <= limits.INLINE_WORK:
@@ -193,7 +189,7 @@ class TurnEndpoint:
             routes.assign(asked, session.record)
         asked.model = asked.model or routes.main.model
         add_headers(asked, headers, None if path is None or path == session.id else agent_in(path, session.id))
-        asked.request_id = request.client_id
+        asked.request_id, asked.outside = request.client_id, outside
         asked.timeline.received, asked.timeline.read = request.started, read
         if request.trace is not None:
             trace_request(request.trace, asked)

@@ -12,22 +12,26 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from proxy.api.connections import while_connected
 from proxy.api.headers import headers_of
+from proxy.api.neutral_errors import OUTSIDE
 from proxy.workers.group import Step
-from proxy.workers.peers import PASSED, PEER, STEP
+from proxy.workers.peers import PASSED, PASSED_OUTSIDE, PEER, STEP
 from tokengrove.errors import ProxyError
 
 
 class WorkerEndpoints:
-    """An ASGI app. It runs `steps` by name under STEP at once, and passes PASSED requests to `app` after joining."""
+    """An ASGI app. It runs `steps` by name under STEP at once, and passes forwarded requests to `app` after joining."""
 
     def __init__(self, steps: Mapping[str, Step], app: ASGIApp, joined: asyncio.Event) -> None:
         self._steps, self._app, self._joined = steps, app, joined
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, raw_path = scope["path"], scope["raw_path"]
-        if path.startswith(PASSED):
+        prefix = next((each for each in (PASSED, PASSED_OUTSIDE) if path.startswith(each)), None)
+        if prefix is not None:
             await self._joined.wait()
-            asked = {**scope, "path": path.removeprefix(PASSED), "raw_path": raw_path.removeprefix(PASSED.encode())}
+            asked = {**scope, "path": path.removeprefix(prefix), "raw_path": raw_path.removeprefix(prefix.encode())}
+            if prefix is PASSED_OUTSIDE:
+                asked[OUTSIDE] = True
             asked["client"] = _client_in(scope)
             await self._app(asked, receive, send)
         else:

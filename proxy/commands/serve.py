@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,7 +21,7 @@ from proxy.settings.variables import variable_of
 from proxy.telemetry import log
 from tokengrove import __version__, initial_block
 from tokengrove.commands.database_flags import ConfigFile
-from tokengrove.errors import ConfigurationError
+from tokengrove.errors import ConfigurationError, TunnelUnavailable
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -149,12 +150,23 @@ def _banner(served: Starlette, url: str, settings: Settings) -> str:
         f"  database  {served.state.store.label}",
         *([f"  workers   {settings.workers}"] if settings.workers > 1 else []),
         f"  access    {access}",
+        *([f"  agents    {_agents(served, settings)}"] if settings.agent_address else []),
         *([f"  metrics   on port {settings.metrics_port}"] if settings.metrics_port else []),
         *([f"  page      {url}/ui"] if settings.page else []),
         f"  try       {first}",
         f"            {then}",
     ]
     return "\n".join(lines)
+
+
+def _agents(served: Starlette, settings: Settings) -> str:
+    """Where agents on other machines find the server."""
+    addresses = served.state.addresses
+    if addresses.exposed is not None:
+        with suppress(TunnelUnavailable):  # a worker that does not run the tunnel may be ready before it
+            return str(addresses.exposed())
+    host = settings.agent_address[0] if settings.agent_address else ""
+    return f"on {host}, port {addresses.agent_port}"
 
 
 _JSON = "-H 'content-type: application/json' -d"

@@ -100,7 +100,7 @@ class Connections(ServerState):
         if self._ending:
             connection.transport.close()
         elif self.most is not None and len(self.connections) > self.most and not self._make_room(connection):
-            error = TooManyConnections(f"all {self.most} connections are in use; try again", retry_after_s=1.0)
+            error = TooManyConnections("all connections are in use; try again", retry_after_s=1.0)
             if len(self.connections) <= self.most + SPARE:
                 connection.app = _Limited(connection.app, error, self.on_end)
             else:

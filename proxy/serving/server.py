@@ -16,22 +16,28 @@ import logging
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.types import ASGIApp
 
+from proxy.api.agent_listener import AgentListener
 from proxy.api.turn_routes import App
 from proxy.app import build_app
+from proxy.progress import doing
 from proxy.resources.garbage import freeze_survivors
 from proxy.resources.memory import limit_arenas, return_freed_memory
 from proxy.serving.connection import Connection
 from proxy.serving.connections import Connections, Patience
 from proxy.serving.open_files import raise_limit, room_for_connections
 from proxy.serving.stop import LOOK_S, SIGNALS, Ended, Left, Stop
+from proxy.serving.tunnel import EXPOSED_FILE, ExposedUrl, Tunnel
 from proxy.settings import Settings
 from proxy.telemetry.http_request import RequestEnd
+from proxy.workers.group import Place
 from tokengrove.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
@@ -40,12 +46,26 @@ BACKLOG = 2048
 # Seconds after `--shutdown-timeout-s` until uvicorn cancels what still runs. Everything is cut before that.
 BACKSTOP_S = 5
 PATIENCE = Patience()
+AGENT_PATIENCE = Patience(unread_s=60.0, idle_s=120.0)
+"""The timeouts of agents on other machines. Tunnels and gateways reuse a connection that was idle for up to 90 s, and a
+request that meets its end is not repeated."""
 _LOOKS, _LOOK_S = 30, 0.01
 _START_TIMEOUT_S = 120.0
 _SWITCH_INTERVAL_S = 0.001
 _EXPORTS = ("/trajectories/export", "/export_trajectories")
 _COUNTED = ("Invalid HTTP request", "Unsupported upgrade request", "No supported WebSocket")
 """The beginnings of uvicorn's warnings about single requests, which are counted instead."""
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Listeners(Generic[T]):
+    """What there is for each port: `main` of `--port` (first) and `--metrics-port`, `agents` of `--agent-port`."""
+
+    main: Sequence[T]
+    agents: Sequence[T] = ()
 
 
 class Server(uvicorn.Server):
@@ -153,43 +173,47 @@ def serving(settings: Settings) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def listening(settings: Settings) -> Iterator[Sequence[socket.socket]]:
-    """The listening sockets of a server: for `--port`, and for `--metrics-port` if set.
+def listening(settings: Settings) -> Iterator[Listeners[socket.socket]]:
+    """The listening sockets of a server.
 
     Raises ConfigurationError if a port is in use or the address is not local.
     """
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(bind(settings, settings.port, "--port"))]
+        main = [stack.enter_context(bind(settings.host, settings.port, "--port"))]
         if settings.metrics_port is not None:
-            sockets.append(stack.enter_context(bind(settings, settings.metrics_port, "--metrics-port")))
-        yield sockets
+            main.append(stack.enter_context(bind(settings.host, settings.metrics_port, "--metrics-port")))
+        agents, address = [], settings.agent_address
+        if address is not None:
+            flag = "--host" if settings.agent_host is None else "--agent-host"
+            agents.append(stack.enter_context(bind(*address, "--agent-port", flag)))
+        yield Listeners(main, agents)
 
 
-def bind(settings: Settings, port: int, flag: str) -> socket.socket:
-    """Return a listening socket. `flag`: the flag of its port. Raises ConfigurationError."""
-    listener = new_socket(settings)
+def bind(host: str, port: int, flag: str, host_flag: str = "--host") -> socket.socket:
+    """Return a listening socket. `flag`, `host_flag`: the flags of its port and its host. Raises ConfigurationError."""
+    listener = new_socket(host)
     try:
-        listener.bind((settings.host, port))
+        listener.bind((host, port))
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
         raise ConfigurationError(
-            f"cannot listen on {settings.host}:{port}: {error.strerror or error}; {_way_out(settings, error, flag)}"
+            f"cannot listen on {host}:{port}: {error.strerror or error}; {_way_out(host, error, flag, host_flag)}"
         ) from None
     return listener
 
 
-def _way_out(settings: Settings, error: OSError, flag: str) -> str:
+def _way_out(host: str, error: OSError, flag: str, host_flag: str) -> str:
     if isinstance(error, socket.gaierror) or error.errno in (errno.EADDRNOTAVAIL, errno.EINVAL):
-        return f"--host {settings.host} is no address of this machine: give one that is, 127.0.0.1, or 0.0.0.0 for all"
+        return f"{host_flag} {host} is no address of this machine: give one that is, 127.0.0.1, or 0.0.0.0 for all"
     if error.errno == errno.EACCES:
         return f"only privileged users may listen on such a port: choose a {flag} from 1024 on"
     return f"choose another {flag}"
 
 
-def new_socket(settings: Settings) -> socket.socket:
-    """A socket of the family of `--host`, not yet bound."""
-    listener = socket.socket(socket.AF_INET6 if ":" in settings.host else socket.AF_INET, socket.SOCK_STREAM)
+def new_socket(host: str) -> socket.socket:
+    """A socket of the family of `host`, not yet bound."""
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     return listener
 
@@ -197,29 +221,102 @@ def new_socket(settings: Settings) -> socket.socket:
 async def _serve(
     app: App,
     settings: Settings,
-    listeners: Sequence[socket.socket],
+    listeners: Listeners[socket.socket],
     on_ready: Callable[[Starlette, str], None],
     stopping: Stopping,
     *,
     signals: bool,
     stop: threading.Event | None = None,
 ) -> None:
-    server = new_server(app, settings, on_end=app.on_end)
+    servers = Servers(app, settings)
     tune_interpreter(own_process=signals)
     async with app.router.lifespan_context(app):
         if signals:
             for number in SIGNALS:
-                asyncio.get_running_loop().add_signal_handler(number, server.ask_to_exit)
-        watcher = asyncio.create_task(_watch(stop, server)) if stop is not None else None
-        limit_connections(server, settings)
-        server.connections.show(app.state.metrics.process, app.state.senders)
-        on_ready(app, url_of(settings, listeners[0]))
-        ending = asyncio.create_task(stopping.end_requests(server))
-        await server.serve(sockets=list(listeners))
-        ending.cancel()
-        await stopping.cut(server)
+                asyncio.get_running_loop().add_signal_handler(number, servers.ask_to_exit)
+        watcher = asyncio.create_task(_watch(stop, servers)) if stop is not None else None
+        servers.limit_connections()
+        ending = asyncio.create_task(stopping.end_requests(*servers))
+        try:
+            await servers.serve(listeners, lambda: on_ready(app, url_of(settings.host, listeners.main[0])))
+        finally:
+            ending.cancel()
+            if stop is not None:
+                stop.set()  # after a failure to start, nobody else ends the watcher
+        await stopping.cut(*servers)
         if watcher is not None:
             await watcher
+
+
+class Servers:
+    """The servers of one process: that of `--port`, and that of `--agent-port` if there is one. Both stop together.
+
+    `place`: that of this process among workers, of which the leading one runs the tunnel.
+    """
+
+    def __init__(self, app: App, settings: Settings, place: Place | None = None) -> None:
+        self._app, self._settings, self._place = app, settings, place
+        self.main = new_server(app, settings, on_end=app.on_end)
+        agents: AgentListener | None = app.state.agents
+        self.agents = None if agents is None else new_server(agents, settings, AGENT_PATIENCE, agents.on_end)
+
+    def __iter__(self) -> Iterator[Server]:
+        yield self.main
+        if self.agents is not None:
+            yield self.agents
+
+    def ask_to_exit(self) -> None:
+        """Shut down gracefully. A second call shuts down immediately."""
+        for server in self:
+            server.ask_to_exit()
+
+    def limit_connections(self) -> None:
+        """Set the limits of connections, and show those of `--port` in the metrics."""
+        settings, state = self._settings, self._app.state
+        wanted = {self.main: settings.max_connections}
+        if self.agents is not None:
+            wanted[self.agents] = settings.agent_max_connections
+        limit_connections(wanted, settings)
+        self.main.connections.show(state.metrics.process, state.senders)
+
+    async def serve(self, listeners: Listeners[socket.socket], ready: Callable[[], None]) -> None:
+        """Serve until asked to exit. `ready` is called once agents can reach the server, with `--expose` from outside.
+
+        Raises ConfigurationError if the tunnel does not start.
+        """
+        addresses, settings = self._app.state.addresses, self._settings
+        serving = [asyncio.create_task(self.main.serve(sockets=list(listeners.main)))]
+        tunnel: Tunnel | None = None
+        if self.agents is not None and settings.agent_address is not None:
+            serving.append(asyncio.create_task(self.agents.serve(sockets=list(listeners.agents))))
+            addresses.agent_port = port = listeners.agents[0].getsockname()[1]
+            if settings.expose is not None:
+                url = ExposedUrl(None if self._place is None else self._place.folder / EXPOSED_FILE)
+                addresses.exposed = url.get
+                if self._place is None or self._place.leads:
+                    host = settings.agent_address[0]
+                    tunnel = Tunnel(settings.expose, host, port, settings.expose_timeout_s, url)
+        if tunnel is None:
+            ready()
+            await asyncio.gather(*serving)
+            return
+        running = asyncio.create_task(tunnel.run())
+        try:
+            with doing(f"waiting for the URL of the tunnel ({settings.expose})"):
+                first: list[asyncio.Future[Any]] = [tunnel.started, running, *serving]
+                await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+                if tunnel.started.done():
+                    tunnel.started.result()
+            if not self.main.should_exit:
+                ready()
+            await asyncio.gather(*serving)
+        finally:
+            running.cancel()
+            await asyncio.wait((running,))
+            for _ in range(2):  # at once, after a failure to start
+                if not serving[0].done():
+                    self.ask_to_exit()
+            await asyncio.gather(*serving)
 
 
 def new_server(
@@ -231,6 +328,7 @@ def new_server(
     `limit_concurrency` also refuses `/health` and keeps silent connections, a silent connection has no timeout before
     its first request, and its header limits apply to another parser.
     """
+    keep_alive_s = 75.0 if patience is None else patience.idle_s
     config = uvicorn.Config(
         app,
         http=Connection,
@@ -239,7 +337,7 @@ def new_server(
         log_config=None,
         access_log=False,
         timeout_graceful_shutdown=int(settings.shutdown_timeout_s) + BACKSTOP_S,
-        timeout_keep_alive=75,
+        timeout_keep_alive=int(keep_alive_s),
         server_header=False,
         proxy_headers=False,
     )
@@ -256,25 +354,26 @@ def _is_news(record: logging.LogRecord) -> bool:
     return not str(record.msg).startswith(_COUNTED)
 
 
-def limit_connections(server: Server, settings: Settings) -> None:
-    """Set the limit of connections of a server: `--max-connections`, or fewer if the limit of open files is lower."""
+def limit_connections(limits: Mapping[Server, int], settings: Settings) -> None:
+    """Set the limits of connections of servers: those given, or less if the limit of open files has no room for all."""
     elsewhere = "//" in settings.engine or settings.workers > 1  # each request may then need a second connection
-    room, wanted = room_for_connections(2 if elsewhere else 1), settings.max_connections
+    room, wanted = room_for_connections(2 if elsewhere else 1), sum(limits.values())
     if wanted > room:
+        also = " and --agent-max-connections" if len(limits) > 1 else ""
         logger.warning(
-            "the limit of open files has room for %d connections, not for --max-connections %d: raise the hard limit "
-            "(ulimit -Hn, LimitNOFILE)",
+            f"the limit of open files has room for %d connections, not for --max-connections{also} %d: raise the hard "
+            "limit (ulimit -Hn, LimitNOFILE)",
             room,
             wanted,
         )
-    server.connections.most = min(wanted, room)
-    server.connections.metrics_port = settings.metrics_port
+    for server, most in limits.items():
+        server.connections.most = min(most, max(1, most * room // wanted))
+        server.connections.metrics_port = settings.metrics_port
 
 
-def url_of(settings: Settings, listener: socket.socket) -> str:
+def url_of(host: str, listener: socket.socket) -> str:
     """The URL at which `listener` can be reached."""
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    return f"http://{host}:{listener.getsockname()[1]}"
+    return f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
 
 
 def tune_interpreter(*, own_process: bool) -> None:
@@ -360,9 +459,9 @@ class Stopping:
         return Left(self._app.state.turns.running.count, exports, len(paths))
 
 
-async def _watch(stop: threading.Event, server: Server) -> None:
+async def _watch(stop: threading.Event, servers: Servers) -> None:
     await asyncio.to_thread(stop.wait)
-    server.ask_to_exit()
+    servers.ask_to_exit()
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:

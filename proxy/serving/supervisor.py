@@ -29,10 +29,12 @@ from proxy.progress import doing
 from proxy.serving import server, worker
 from proxy.serving.open_files import raise_limit
 from proxy.serving.stop import LOOK_S, SIGNALS, Ended, Left, Stop
+from proxy.serving.tunnel import EXPOSED_FILE
 from proxy.serving.worker import Address, Banner, Order, Post, Report, shared_socket
 from proxy.settings import Settings
 from proxy.workers.attempt_table import AttemptTable
 from proxy.workers.group import Place
+from proxy.workers.leader import LEADER
 from tokengrove.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
@@ -71,7 +73,7 @@ class _Running:
 
 
 class _Supervisor:
-    def __init__(self, settings: Settings, banner: Banner, addresses: Sequence[Address], folder: Path) -> None:
+    def __init__(self, settings: Settings, banner: Banner, addresses: server.Listeners[Address], folder: Path) -> None:
         self._settings, self._banner, self._addresses, self._folder = settings, banner, addresses, folder
         self._attempt_table = AttemptTable(settings.workers, settings.max_turns_in_flight)
         self._workers: dict[int, _Running] = {}
@@ -131,9 +133,13 @@ class _Supervisor:
                 _tell(running, Order.LISTEN)
             elif report is Report.LISTENING:
                 running.listening, running.tries = True, 0
+                if self._banner_text and number == LEADER:
+                    self._banner_text = text
                 if self._banner_text and len(self._workers) == self._settings.workers and self._all_listen():
                     show(self._banner_text)
                     self._banner_text = ""
+            elif report is Report.FAILED and self._banner_text:
+                raise ConfigurationError(text)
             else:
                 self._bury(number, text)
         for number, (at, tries) in list(self._again.items()):
@@ -150,6 +156,8 @@ class _Supervisor:
         dead.process.join()
         dead.pipe.close()
         self._attempt_table.clear(number)
+        if number == LEADER:
+            (self._folder / EXPOSED_FILE).unlink(missing_ok=True)
         tries = 0 if dead.listening else dead.tries + 1
         delay_s = min(_AGAIN_S * 2.0 ** (tries - 1), _LONGEST_AGAIN_S) if tries else 0.0
         self._again[number] = (time.monotonic() + delay_s, tries)
@@ -214,7 +222,7 @@ def _work(settings: Settings, post: Post, inherited: Sequence[Connection]) -> No
 
 
 def _hear(running: _Running) -> tuple[Report, str]:
-    """The report of a worker, or FAILED with the reason if it has ended."""
+    """The report of a worker, or DIED with the reason if it has ended."""
     with suppress(EOFError, OSError):
         report: tuple[Report, str] = running.pipe.recv()
         while report[0] is Report.STOPPED:  # by a signal to this worker alone; the end of the process follows
@@ -223,7 +231,7 @@ def _hear(running: _Running) -> tuple[Report, str]:
     running.process.join()
     code, name = running.process.exitcode or 0, running.process.name
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    return Report.FAILED, f"{name} (process {running.process.pid}) {how}"
+    return Report.DIED, f"{name} (process {running.process.pid}) {how}"
 
 
 def _ended(running: _Running) -> Ended:
@@ -248,13 +256,15 @@ def _drain(wakened: socket.socket) -> None:
 
 
 @contextmanager
-def _reserved(settings: Settings) -> Iterator[Sequence[Address]]:
+def _reserved(settings: Settings) -> Iterator[server.Listeners[Address]]:
     """Reserve the addresses for the workers, which also bind to them. Raises ConfigurationError if one is in use."""
     with server.listening(settings) as alone:  # without SO_REUSEPORT, so it fails if another server has a port
-        addresses = [listener.getsockname() for listener in alone]
+        addresses = server.Listeners(
+            [listener.getsockname() for listener in alone.main], [listener.getsockname() for listener in alone.agents]
+        )
     with ExitStack() as stack:
-        for address in addresses:
-            stack.enter_context(shared_socket(settings, address))
+        for address in (*addresses.main, *addresses.agents):
+            stack.enter_context(shared_socket(address))
         yield addresses
 
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -41,12 +42,17 @@ class Order(Enum):
 
 
 class Report(Enum):
-    """A report of a worker to its supervisor. READY has the banner, FAILED the reason, and STOPPED an `Ended`."""
+    """A report of a worker to its supervisor.
+
+    READY and LISTENING have the banner, FAILED the reason, and STOPPED an `Ended`. DIED is the supervisor's own: the
+    worker has ended without a report.
+    """
 
     READY = 0
     LISTENING = 1
     FAILED = 2
     STOPPED = 3
+    DIED = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +61,7 @@ class Post:
 
     place: Place
     pipe: Connection
-    addresses: Sequence[Address]
+    addresses: server.Listeners[Address]
     banner: Banner
 
 
@@ -82,7 +88,7 @@ class _Worker:
 
     def __init__(self, app: App, settings: Settings, post: Post) -> None:
         self._app, self._settings, self._post = app, settings, post
-        self._public = server.new_server(app, settings, on_end=app.on_end)
+        self._public = server.Servers(app, settings, post.place)
         self._private = server.new_server(app.state.for_workers, settings, patience=None)
         self._may_listen = asyncio.Event()
         self._stopping = False
@@ -101,22 +107,31 @@ class _Worker:
 
     async def _serve_port(self, answering: asyncio.Task[None]) -> None:
         with ExitStack() as stack:
-            listeners = [stack.enter_context(shared_socket(self._settings, each)) for each in self._post.addresses]
-            url = server.url_of(self._settings, listeners[0])
-            self._say(Report.READY, self._post.banner(self._app, url, self._settings))
+            addresses = self._post.addresses
+            main, agents = (
+                [stack.enter_context(shared_socket(each)) for each in group]
+                for group in (addresses.main, addresses.agents)
+            )
+            url = server.url_of(self._settings.host, main[0])
+            banner = partial(self._post.banner, self._app, url, self._settings)
+            self._say(Report.READY, banner())
             await self._may_listen.wait()
-            server.limit_connections(self._public, self._settings)
-            self._public.connections.show(self._app.state.metrics.process, self._app.state.senders)
+            self._public.limit_connections()
             stopping = server.Stopping(self._app, self._settings, told=False)
-            ending = asyncio.create_task(stopping.end_requests(self._public, self._private))
+            ending = asyncio.create_task(stopping.end_requests(*self._public, self._private))
             if not self._stopping:
-                for listener in listeners:
+                for listener in (*main, *agents):
                     listener.listen(server.BACKLOG)
-                self._say(Report.LISTENING, "")
-                await self._public.serve(sockets=listeners)
+                try:
+                    await self._public.serve(
+                        server.Listeners(main, agents), lambda: self._say(Report.LISTENING, banner())
+                    )
+                except ConfigurationError:
+                    self._stop()
+                    raise
             await answering  # the requests of other workers have also been answered
             ending.cancel()
-            await stopping.cut(self._public, self._private)
+            await stopping.cut(*self._public, self._private)
             self._say(Report.STOPPED, stopping.ended)
 
     def _follow_orders(self) -> None:
@@ -136,13 +151,14 @@ class _Worker:
             self._may_listen.set()
         else:
             self._stop()
-            self._public.force_exit = self._private.force_exit = True
+            for each in (*self._public, self._private):
+                each.force_exit = True
 
     def _stop(self) -> None:
         if not self._stopping:
             self._stopping = True
             self._may_listen.set()
-            for each in (self._public, self._private):
+            for each in (*self._public, self._private):
                 each.ask_to_exit()
 
     def _say(self, report: Report, what: object) -> None:
@@ -150,9 +166,9 @@ class _Worker:
             self._post.pipe.send((report, what))
 
 
-def shared_socket(settings: Settings, address: Address) -> socket.socket:
+def shared_socket(address: Address) -> socket.socket:
     """This process's own socket on the shared port. It gets its share of the connections once it listens."""
-    listener = server.new_socket(settings)
+    listener = server.new_socket(address[0])
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     listener.bind(address)
     return listener

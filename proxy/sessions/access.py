@@ -28,6 +28,8 @@ three keys: `api_key` for the agent, `control_key` for the environment, and the 
     is not created, and after an end the ended session is addressed.
 (5) Only with `--rewards-by session`, which is the default on open servers only.
 
+At the listener for agents (`--agent-port`), an admin key is an unknown key, so that a leaked one is useless there.
+
 On a server with an admin key, expired keys grant nothing until the administrator rotates them. An ended session accepts
 rewards and marks, but no turns. `/models`, `/health`, `/ready` and, without --metrics-key, `/metrics` need no key.
 """
@@ -83,7 +85,8 @@ class Caller(NamedTuple):
 class Access:
     """Finds the session that a caller addresses, and refuses callers without access to it.
 
-    `open_server`: the server has no admin key, so every caller on this machine has access.
+    `open_server`: the server has no admin key, so every caller on this machine has access. `takes_admin` False: an
+    admin key is an unknown key.
     """
 
     def __init__(
@@ -94,9 +97,12 @@ class Access:
         episodes: Episodes,
         keys: Keyring,
         settings: Settings,
+        *,
+        takes_admin: bool = True,
     ) -> None:
         self._registry, self._named, self._series, self.episodes = registry, named, series, episodes
-        self._keys, self._settings, self._families = keys, settings, ClientFamilies()
+        self._keys, self._settings, self._takes_admin = keys, settings, takes_admin
+        self._families = ClientFamilies()
         self.open_server = settings.admin_key is None
 
     async def resolve(self, caller: Caller) -> LiveSession:
@@ -291,7 +297,7 @@ class Access:
         found = _KEY.fullmatch(caller.path or "")
         if found is None:
             return None
-        grant = await self._keys.grant(found[1])
+        grant = await self._of(found[1])
         _check_not_withdrawn(grant)
         if grant.control or grant.admin:
             raise Unauthorized(
@@ -319,7 +325,11 @@ class Access:
         return check_session_id(path), False
 
     async def _grant(self, caller: Caller) -> Grant:
-        return await self._keys.grant(caller.key)
+        return await self._of(caller.key)
+
+    async def _of(self, key: str | None) -> Grant:
+        grant = await self._keys.grant(key)
+        return grant if self._takes_admin or not grant.admin else Grant()
 
     async def _is_own(self, grant: Grant, session_id: str) -> bool:
         """Whether a key belongs to a session, or to another one of its series."""

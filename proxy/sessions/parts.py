@@ -56,4 +56,5 @@ class SessionParts:
         self.memory = SessionMemory(self.registry, settings.session_memory_bytes)
         series = SessionSeries(self.registry, self.named, store.starts)
         self.episodes = Episodes(self.registry, series, self.endings, store.changes)
-        self.access = Access(self.registry, self.named, series, self.episodes, keys, settings)
+        about = (self.registry, self.named, series, self.episodes, keys, settings)
+        self.access, self.agent_access = Access(*about), Access(*about, takes_admin=False)

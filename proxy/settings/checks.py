@@ -6,6 +6,7 @@ import base64
 import binascii
 import ipaddress
 import re
+import shlex
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
@@ -56,14 +57,28 @@ def check_public_url(url: str | None) -> None:
         )
 
 
-def check_host(host: str) -> None:
+def check_host(host: str, flag: str = "--host", port: str = "--port") -> None:
+    """Check an address to listen on. `port`: the flag of its port."""
     try:
         ipaddress.ip_address(host)
     except ValueError:
         if not _NAME.fullmatch(host):
             raise ConfigurationError(
-                f"--host {host!r} is neither an IP address nor a host name; the port has a flag of its own, --port"
+                f"{flag} {host!r} is neither an IP address nor a host name; the port has a flag of its own, {port}"
             ) from None
+
+
+def check_expose(command: str) -> None:
+    """Check the tunnel of `--expose`: a known name, or a command that is given its port."""
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise ConfigurationError(f"--expose {command!r} is not a command: {error}") from None
+    if words != ["cloudflared"] and "{port}" not in command:
+        raise ConfigurationError(
+            f"--expose {command!r} is neither cloudflared nor a command with {{port}}, such as "
+            "'ssh -R 80:localhost:{port} nokey@localhost.run'"
+        )
 
 
 def check_text(flag: str, text: str) -> None:

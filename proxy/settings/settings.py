@@ -7,7 +7,7 @@ documented line; a test compares them.
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from proxy.settings import checks
 from proxy.settings.retention import read_rules
@@ -31,6 +31,33 @@ class Settings:
     )
     public_url: str | None = option(
         None, "URL of this server for agents, used in base_url; none: the URL of the request."
+    )
+    agent_port: int | None = option(
+        None,
+        "Port of its own for agents on other machines: it has their endpoints only, and takes keys of sessions only. "
+        "None: no such port; 0 picks a free one.",
+        least=0,
+        most=65535,
+    )
+    agent_host: str | None = option(None, "Address to listen on with --agent-port; none: --host.")
+    expose: str | None = option(
+        None,
+        "Tunnel to the port for agents: cloudflared, or a command with {port} that prints its URL, such as "
+        "'ssh -R 80:localhost:{port} nokey@localhost.run'. Sessions get that URL. Opens --agent-port on a free port of "
+        "127.0.0.1 if there is none.",
+    )
+    expose_timeout_s: float = option(60.0, "Seconds that a tunnel of --expose may take to print its URL.", above=0)
+    agent_max_connections: int = option(1024, "Limit of connections at --agent-port, of a process.", above=0)
+    agent_max_requests: int = option(
+        1024, "Limit of requests at --agent-port that a process answers at once, and of their turns; then 429.", above=0
+    )
+    agent_max_body_bytes: int | None = option(
+        None, "Limit of a request body at --agent-port in bytes; none: --max-body-bytes.", above=0
+    )
+    reconnect_s: float | None = option(
+        None,
+        "Seconds that a turn continues without its client, so that a retry gets it; none: 2, or 30 with --agent-port.",
+        least=0,
     )
     model: str | None = option(
         None, "Hugging Face causal model: a local folder, or ORG/NAME[@REVISION] of the hub; none: a tiny random one."
@@ -267,12 +294,20 @@ class Settings:
     @property
     def loopback(self) -> bool:
         """True if only this machine can reach the server."""
-        if self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        return _is_loopback(self.host) and self.agent_address is None
+
+    @property
+    def agent_address(self) -> tuple[str, int] | None:
+        """Host and port (0: a free one) of the listener for agents; None if there is none."""
+        if self.agent_port is None:
+            return None if self.expose is None else (self.agent_host or "127.0.0.1", 0)
+        return self.agent_host or self.host, self.agent_port
+
+    @property
+    def for_agents(self) -> Settings:
+        """The same settings with the limits of the listener for agents."""
+        most = self.agent_max_body_bytes or self.max_body_bytes
+        return replace(self, max_body_bytes=most, max_inflight_body_bytes=None)
 
     @property
     def weak_key(self) -> str | None:
@@ -298,6 +333,15 @@ class Settings:
 _KEY_LENGTH = 16
 
 
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 def _check(settings: Settings) -> None:
     """Raise ConfigurationError for the first setting that is not valid."""
     for name, each in options_of(Settings).items():
@@ -306,17 +350,18 @@ def _check(settings: Settings) -> None:
             checks.check_text(each.flag, value)
         each.check(value)
     checks.check_host(settings.host)
-    if not settings.loopback and not settings.admin_key:
+    if not _is_loopback(settings.host) and not settings.admin_key:
         raise ConfigurationError(
             f"--host {settings.host} is reachable from other machines: set TOKENGROVE_ADMIN_KEY (or --admin-key), "
             "or listen on 127.0.0.1"
         )
+    _check_agents(settings)
     if settings.metrics_port == settings.port:
         raise ConfigurationError(f"--metrics-port {settings.port} is --port; choose another, or leave it out")
     if settings.log_content and settings.log_level != "debug":
         raise ConfigurationError("--log-content has no effect without --log-level debug; add it, or leave this out")
     checks.check_key("--admin-key", settings.admin_key)
-    if not settings.loopback and settings.weak_key:
+    if not _is_loopback(settings.host) and settings.weak_key:
         raise ConfigurationError(f"--host {settings.host} is reachable from other machines: {settings.weak_key}")
     checks.check_key("--metrics-key", settings.metrics_key)
     checks.check_key("--trainer-key", settings.trainer_key)
@@ -356,6 +401,34 @@ def _check(settings: Settings) -> None:
         raise ConfigurationError(
             f"--max-tokens-per-turn {turn} is more than --max-context-tokens {context}, so it has no effect; lower it"
         )
+
+
+def _check_agents(settings: Settings) -> None:
+    """Raise ConfigurationError for settings of the listener for agents that contradict each other or have no effect."""
+    address = settings.agent_address
+    if address is None:
+        for name in ("agent_host", "agent_max_body_bytes"):
+            if getattr(settings, name) is not None:
+                raise ConfigurationError(
+                    f"{flag_of(name)} has no effect without --agent-port; add it, or leave this out"
+                )
+        return
+    if settings.agent_host is not None:
+        checks.check_host(settings.agent_host, "--agent-host", "--agent-port")
+    if settings.admin_key is None:
+        flag = "--expose" if settings.agent_port is None else "--agent-port"
+        raise ConfigurationError(
+            f"{flag} needs --admin-key (TOKENGROVE_ADMIN_KEY): without it, whoever reaches the server may use "
+            "any session"
+        )
+    if settings.agent_port:
+        for flag, other in (("--port", settings.port), ("--metrics-port", settings.metrics_port)):
+            if other == settings.agent_port:
+                raise ConfigurationError(f"--agent-port {other} is {flag}; choose another")
+    if settings.expose is not None:
+        checks.check_expose(settings.expose)
+        if settings.public_url is not None:
+            raise ConfigurationError("--expose finds the URL of sessions itself; leave --public-url out, or --expose")
 
 
 def _check_open(settings: Settings) -> None:

@@ -37,7 +37,8 @@ class RunningTurns:
         worker_attempts: WorkerAttempts | None,
     ) -> None:
         self._places, self._worker_attempts = places, worker_attempts
-        self._most = settings.max_turns_in_flight
+        self._most, self._most_outside = settings.max_turns_in_flight, settings.agent_max_requests
+        self._outside = 0
         self._turns: set[Turn] = set()
         metrics.in_flight.watch(self._turns.__len__)
         self._unrecorded: set[asyncio.Task[Any]] = set()
@@ -64,13 +65,24 @@ class RunningTurns:
     def add(self, turn: Turn) -> None:
         """Count a turn that starts."""
         self._turns.add(turn)
+        if turn.request.outside:
+            self._outside += 1
 
     def discard(self, turn: Turn) -> None:
         """Stop counting a turn."""
         self._turns.discard(turn)
+        if turn.request.outside:
+            self._outside -= 1
 
     def check_room(self, request: TurnRequest) -> None:
-        """Raise TooManyRequests if the turns of this request would exceed `--max-turns-in-flight`."""
+        """Raise TooManyRequests if the turns of this request would exceed `--max-turns-in-flight`.
+
+        Those of agents outside, also of agents that have left, have a limit of their own: `--agent-max-requests`.
+        """
+        if request.outside and self._outside + request.n > self._most_outside:
+            raise TooManyRequests(
+                f"{self._outside} turns of agents are running (--agent-max-requests); try again", retry_after_s=1.0
+            )
         elsewhere = self._worker_attempts.turns_elsewhere() if self._worker_attempts is not None else 0
         if len(self._turns) + len(self._unrecorded) + self._arriving + request.n + elsewhere > self._most:
             raise TooManyRequests(

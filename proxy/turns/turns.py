@@ -65,8 +65,9 @@ from tokengrove.reasons import FinishReason, Status
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-# The generation of a client that disconnects continues for this many seconds, so that a retry can attach.
-GRACE_S = 2.0
+# The generation of a client that disconnects continues for this many seconds, so that a retry can attach. Agents on
+# other machines lose streams to their network, and come back after the wait of their SDK.
+GRACE_S, FAR_GRACE_S = 2.0, 30.0
 _GRACE = "grace"
 _interaction_of = attrgetter("interaction")
 
@@ -116,6 +117,12 @@ class Turns:
         self._draining = False
         self._background: set[asyncio.Task[None]] = set()
         self._commits = Commits(log, registry, scores, metrics, images, places, self._in_background)
+
+    @property
+    def _grace_s(self) -> float:
+        if self._settings.reconnect_s is not None:
+            return self._settings.reconnect_s
+        return GRACE_S if self._settings.agent_address is None else FAR_GRACE_S
 
     @property
     def finished(self) -> int:
@@ -215,7 +222,7 @@ class Turns:
             raise EpisodeOver(session.id, f"a conversation began ({kind})")
 
     def leave(self, attempt: Attempt) -> None:
-        """Detach a reader. A running attempt without readers is cancelled after `GRACE_S` seconds."""
+        """Detach a reader. A running attempt without readers is cancelled after `--reconnect-s`."""
         if attempt.leave():
             attempt.grace = self._in_background(self._end_deserted(attempt), _GRACE)
 
@@ -355,7 +362,7 @@ class Turns:
 
     async def _end_deserted(self, attempt: Attempt) -> None:
         """Cancel the turns of an attempt without readers after the grace period, except those being committed."""
-        await asyncio.sleep(GRACE_S)
+        await asyncio.sleep(self._grace_s)
         attempt.grace = None
         for turn in self.earlier.running[attempt]:
             if not turn.committing:

@@ -18,9 +18,11 @@ from tokengrove.errors import EngineUnavailable, ProxyError
 if TYPE_CHECKING:
     import httpx
 
-STEP, PASSED = "/step/", "/request"
-"""The prefixes of paths: of a call, and of a client's request that a worker forwards. The client chooses the rest of a
-forwarded path, so only the prefixes distinguish the two. This matters because the body of a call is unpickled."""
+STEP, PASSED, PASSED_OUTSIDE = "/step/", "/request", "/outside"
+"""The prefixes of paths: of a call, of a client's request that a worker forwards, and of one from outside.
+
+The client chooses the rest of a forwarded path, so only the prefixes distinguish them. This matters because the body of
+a call is unpickled."""
 PEER = b"x-tokengrove-peer"
 """The header of a forwarded request with HOST:PORT of its client."""
 

@@ -578,6 +578,7 @@ OUTSIDE: dict[str, set[str]] = {
     "httptools": {"engine.servers", "serving"},
     "httpx": {
         "images",
+        "serving",
         "tokengrove.client",
         "tokengrove.openenv",
         "tokengrove.roll.rock",

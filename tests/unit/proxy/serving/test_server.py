@@ -51,7 +51,7 @@ def test_an_address_that_cannot_be_listened_on_is_refused_with_the_way_out(
     with socket.create_server(("127.0.0.1", 0)) as taken:
         settings = Settings(host=host, port=taken.getsockname()[1] if port is None else port, admin_key="k" * 16)
         with pytest.raises(ConfigurationError, match=f"cannot listen on {host}:.*{word}"):
-            server.bind(settings, settings.port, "--port")
+            server.bind(settings.host, settings.port, "--port")
 
 
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EADDRINUSE])
@@ -61,7 +61,7 @@ def test_a_port_that_needs_a_privilege_is_told_from_one_in_use(code: int, monkey
 
     monkeypatch.setattr(socket.socket, "bind", refuse)
     with pytest.raises(ConfigurationError, match="from 1024 on" if code == errno.EACCES else "another --port"):
-        server.bind(Settings(), 80, "--port")
+        server.bind("127.0.0.1", 80, "--port")
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_connections_fit_into_the_limit_of_open_files_beside_those_to_engine_ser
     def most(**settings: object) -> int:
         configured = Settings(**settings)  # type: ignore[arg-type]
         new = server.new_server(lambda *_: None, configured)  # type: ignore[arg-type, return-value]
-        server.limit_connections(new, configured)
+        server.limit_connections({new: configured.max_connections}, configured)
         assert new.connections.most is not None
         return new.connections.most
 

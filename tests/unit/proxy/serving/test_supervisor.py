@@ -24,7 +24,7 @@ def test_a_worker_that_was_stopped_alone_is_heard_of_by_its_end() -> None:
     theirs.send((Report.STOPPED, Ended(1, 2)))
     theirs.close()
     report, why = supervisor._hear(supervisor._Running(process, ours))
-    assert report is Report.FAILED and why == f"tokengrove-worker-3 (process {process.pid}) ended with exit code 0"
+    assert report is Report.DIED and why == f"tokengrove-worker-3 (process {process.pid}) ended with exit code 0"
 
 
 def test_a_worker_that_is_told_to_stop_just_after_its_fork_stops(
