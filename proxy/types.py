@@ -197,12 +197,28 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the model may call. `parameters` is a JSON schema of type object; `strict` is as sent."""
+    """A function that the model may call. `parameters` is a JSON schema of type object; `strict` is as sent.
+
+    `pattern`: a regular expression that the only parameter, a text, must match as a whole in every call. The model
+    does not see it, and it is not stored.
+    """
 
     name: str
     description: str = ""
     parameters: Mapping[str, Json] = field(default_factory=dict)
     strict: bool | None = None
+    pattern: str | None = None
+
+    @property
+    def held_schema(self) -> Mapping[str, Json]:
+        """The JSON schema that a call under a grammar obeys: an object without properties if the client sent none."""
+        if self.pattern is None:
+            return self.parameters or {"type": "object", "properties": {}}
+        held = {
+            name: {**schema, "pattern": f"^(?:{self.pattern})$"}
+            for name, schema in self.parameters["properties"].items()
+        }
+        return {**self.parameters, "properties": held}
 
     def to_json(self) -> dict[str, Json]:
         out: dict[str, Json] = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}

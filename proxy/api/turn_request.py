@@ -128,7 +128,8 @@ def _lacking(turn: Interaction, asked: TurnRequest, again: TurnRequest) -> Itera
         if mine != theirs:
             yield f"sampling.{name}"
     forced = asked.tool_choice.mode in (ToolChoiceMode.REQUIRED, ToolChoiceMode.NAMED)
-    if turn.grammar and not forced and again.response_format is None:
+    held = any(tool.pattern is not None for tool in again.tools)
+    if turn.grammar and not forced and not held and again.response_format is None:
         yield "response_format"  # the store keeps no schema
 
 

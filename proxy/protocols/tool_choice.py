@@ -15,12 +15,16 @@ from tokengrove.errors import InvalidRequest, UnsupportedParameter, brief
 
 _AUTO = ToolChoice()
 _MODES = ("auto", "none", "required")
+_NO_TYPES: Mapping[str, str] = {}
 
 
-def parse_tool_choice(value: Any, functions: tuple[Tool, ...]) -> tuple[ToolChoice, tuple[Tool, ...]]:
+def parse_tool_choice(
+    value: Any, functions: tuple[Tool, ...], types: Mapping[str, str] = _NO_TYPES
+) -> tuple[ToolChoice, tuple[Tool, ...]]:
     """Return the choice, and the functions that the model sees: with `allowed_tools`, only the allowed ones.
 
-    Raises UnsupportedParameter for a tool that is not a function, and InvalidRequest for one missing from `functions`.
+    `types`: the name of the function for each type of tool without a name. Raises UnsupportedParameter for a tool that
+    is no function of the client, and InvalidRequest for one missing from `functions`.
     """
     if value is None:
         return _AUTO, functions
@@ -30,8 +34,8 @@ def parse_tool_choice(value: Any, functions: tuple[Tool, ...]) -> tuple[ToolChoi
     if (kind := wanted.get("type")) in _MODES:  # the form of the Messages API
         return parse_tool_choice(kind, functions)
     if kind == "allowed_tools":
-        return _parse_allowed(wanted, functions)
-    choice = ToolChoice(ToolChoiceMode.NAMED, _function_name(wanted, "tool_choice"))
+        return _parse_allowed(wanted, functions, types)
+    choice = ToolChoice(ToolChoiceMode.NAMED, _function_name(wanted, "tool_choice", types))
     return _checked(choice, functions), functions
 
 
@@ -50,14 +54,19 @@ def _parse_mode(value: str, name: str) -> ToolChoiceMode:
     return ToolChoiceMode(value)
 
 
-def _parse_allowed(wanted: Mapping[str, Any], functions: tuple[Tool, ...]) -> tuple[ToolChoice, tuple[Tool, ...]]:
+def _parse_allowed(
+    wanted: Mapping[str, Any], functions: tuple[Tool, ...], types: Mapping[str, str]
+) -> tuple[ToolChoice, tuple[Tool, ...]]:
     at = "tool_choice"
     if (nested := wanted.get("allowed_tools")) is not None:
         at = "tool_choice.allowed_tools"
         wanted = expect_object(nested, at)
     mode = _parse_mode(optional_str(wanted, "mode", f"{at}.") or "auto", f"{at}.mode")
     listed = expect_list(wanted.get("tools"), f"{at}.tools")
-    names = {_allowed_name(item, f"{at}.tools[{index}]") for index, item in enumerate(listed)}
+    names = {
+        _function_name(expect_object(item, f"{at}.tools[{index}]"), f"{at}.tools[{index}]", types)
+        for index, item in enumerate(listed)
+    }
     for name in sorted(names - {function.name for function in functions}):
         _checked(ToolChoice(ToolChoiceMode.NAMED, name), functions)
     allowed = tuple(function for function in functions if function.name in names)
@@ -66,15 +75,13 @@ def _parse_allowed(wanted: Mapping[str, Any], functions: tuple[Tool, ...]) -> tu
     return _checked(ToolChoice(mode), allowed), allowed
 
 
-def _allowed_name(item: Any, name: str) -> str:
-    return _function_name(expect_object(item, name), name)
-
-
-def _function_name(wanted: Mapping[str, Any], name: str) -> str:
-    kind = optional_str(wanted, "type", f"{name}.")
-    if kind not in (None, "function"):
-        message = f"'{name}' names a tool of type {brief(kind)}; this server supports functions only"
+def _function_name(wanted: Mapping[str, Any], name: str, types: Mapping[str, str]) -> str:
+    kind = optional_str(wanted, "type", f"{name}.") or "function"
+    if kind in types:
+        return types[kind]
+    if kind not in ("function", "custom"):
+        message = f"'{name}' names a tool of type {brief(kind)}; this server supports tools that the client runs"
         raise UnsupportedParameter(message, param=name)
-    if (function := wanted.get("function")) is not None:
-        return expect_str(expect_object(function, f"{name}.function").get("name"), f"{name}.function.name")
+    if (function := wanted.get(kind)) is not None:
+        return expect_str(expect_object(function, f"{name}.{kind}").get("name"), f"{name}.{kind}.name")
     return expect_str(wanted.get("name"), f"{name}.name")

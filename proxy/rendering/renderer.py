@@ -6,6 +6,7 @@ All four follow one family, chosen at start-up from the model's folder. Nothing 
 from __future__ import annotations
 
 import logging
+import re
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
@@ -357,6 +358,27 @@ class Renderer:
         separator = self.tool_format.separator
         alternatives = tuple(self._call_parts(self.tool_format, tool) for tool in chosen)
         return Grammar(alternatives, repeat=parallel and separator is not None, separator=separator or "")
+
+    def held_grammar(self, tools: Sequence[Tool]) -> Grammar:
+        """Return the grammar of an answer of reasoning, text and calls, as the model likes, in which calls obey theirs.
+
+        Raises UnsupportedParameter unless the model writes calls after a token of their own, with JSON arguments.
+        """
+        calls, reasoning, tokenizer = self.tool_format, self.reasoning, self._tokenizer
+        alternatives = [] if calls is None else [self._call_parts(calls, tool) for tool in tools]
+        marked = all(parts[0].token_id is not None for parts in alternatives)
+        if calls is None or not marked or (reasoning is not None and (reasoning.channels or reasoning.hidden)):
+            raise UnsupportedParameter(
+                "the calls of this model have no token that begins them, or are part of other markup, so their "
+                "grammar cannot be held while the model chooses freely; force a call with 'tool_choice', or leave out "
+                "the 'format' of the tool",
+                param="tools",
+            )
+        text = f"(?s:\\s+|\\s*[^\\s{re.escape(calls.bare)}].*)"
+        around = () if reasoning is None else (reasoning.opener, reasoning.closer)
+        marks = [GrammarPart(token_id=token) for mark in around if (token := tokenizer.token_id(mark)) is not None]
+        parts = [(GrammarPart(regex=text),), *((mark,) for mark in marks), *alternatives]
+        return Grammar(tuple(parts), repeat=True)
 
     def encode(self, text: str) -> Ids:
         """Return the ids of `text`. Special tokens spelled in it are encoded as special tokens."""

@@ -11,7 +11,7 @@ from typing import Any
 from proxy.engine.interface import Capability, EngineInfo
 from proxy.rendering.renderer import Renderer
 from proxy.side_columns.columns import ColumnRequest
-from proxy.turns.prompts import FORCED, Prompt
+from proxy.turns.prompts import FORCED, Prompt, held_tool
 from proxy.types import Api, SamplingParams, SessionRecord, TurnRequest
 from tokengrove.errors import InvalidRequest, UnsupportedParameter
 from tokengrove.options.start import Replay, SamplingPolicy
@@ -103,7 +103,7 @@ def _check_minimum(request: TurnRequest, sampling: SamplingParams) -> None:
     if most is not None and sampling.min_tokens > most:
         message = f"'min_tokens' is {sampling.min_tokens}, above the {most} tokens that are allowed at most"
         raise InvalidRequest(message, param="min_tokens")
-    if request.response_format is not None or request.tool_choice.mode in FORCED:
+    if request.response_format is not None or request.tool_choice.mode in FORCED or held_tool(request) is not None:
         message = "'min_tokens' forbids the end token where a forced call or a format is complete; leave it out"
         raise UnsupportedParameter(message, param="min_tokens")
 
@@ -115,6 +115,8 @@ def _needs(request: TurnRequest, sampling: SamplingParams) -> list[tuple[str, Ca
         needs.append(("tool_choice", Capability.GRAMMAR))
     if request.response_format is not None:
         needs.append((request.response_format.param, Capability.GRAMMAR))
+    if request.tools and (held := held_tool(request)) is not None:
+        needs.append((f"tools[{held}].format", Capability.GRAMMAR))
     if request.top_logprobs > 0:
         needs.append(("top_logprobs", Capability.TOP_LOGPROBS))
     if sampling.seed is not None:

@@ -314,10 +314,13 @@ class Prompts:
     def grammar(self, request: TurnRequest) -> Grammar | None:
         """Return the grammar of the output, or None.
 
-        It is a forced tool call, the response format, or either of the two if the model may call tools.
+        It is a forced tool call, the response format, or either of the two if the model may call tools. If a tool has a
+        grammar, it is everything that the model may write, with calls as their tools demand.
         """
         if request.response_format is None and request.tool_choice.mode not in FORCED:
-            return None
+            if held_tool(request) is None:
+                return None
+            return self._renderer.reading(request.tool_parser).held_grammar(request.tools)
         renderer = self._renderer.reading(request.tool_parser)
         forced = renderer.tool_grammar(request.tools, request.tool_choice, request.parallel_tool_calls)
         if forced is not None or request.response_format is None:
@@ -328,6 +331,16 @@ class Prompts:
             calls = required.alternatives if required is not None else ()
         answers = tuple((part,) for part in _answers(request.response_format))
         return Grammar((*answers, *calls), param=request.response_format.param)
+
+
+def held_tool(request: TurnRequest) -> int | None:
+    """Return the index of the first tool whose calls have a grammar, if the model may call tools; None: there is none.
+
+    A forced call has a grammar in any case.
+    """
+    if not request.tools or request.tool_choice.mode is ToolChoiceMode.NONE:
+        return None
+    return next((index for index, tool in enumerate(request.tools) if tool.pattern is not None), None)
 
 
 def _answers(wanted: ResponseFormat) -> tuple[GrammarPart, ...]:

@@ -58,6 +58,7 @@ def upstream_body(request: TurnRequest, sampling: SamplingParams, upstream: Upst
         messages=tuple(message._replace(reasoning=None) for message in request.messages),
         prefill=None if request.prefill is None else request.prefill._replace(reasoning=None),
         tools=tuple(map(_with_parameters, request.tools)),
+        echo={name: value for name, value in request.echo.items() if name != "typed"},  # all are functions
         sampling=_taken(request, sampling, upstream.api),
         given=request.given & _SAMPLING[upstream.api] - {"top_k"},
         template_options={},
@@ -205,6 +206,9 @@ def _refuse(request: TurnRequest, api: UpstreamApi) -> None:
     if request.prefill is not None and api is not UpstreamApi.MESSAGES:
         name = _PREFILLS.get(request.api, "messages")
         _unsupported(name, api, "it cannot continue an answer; end the messages with one of the user or of a tool")
+    for index, tool in enumerate(request.tools):
+        if tool.pattern is not None:
+            _unsupported(f"tools[{index}].format", api)
     wanted = request.response_format
     if wanted is not None:
         grammar = wanted.regex is not None or wanted.ebnf is not None or wanted.choices

@@ -116,12 +116,12 @@ BODY = {"model": "m", "messages": [user("hi")]}
 
 
 async def test_the_notes_of_a_turn_keep_no_long_type_whole(tmp_path: Path) -> None:
-    tools = [function_tool("f"), {"type": "x" * 100_000}]
+    tools = [{"type": "function", "name": "f" * 100_000}] * 2
     async with serving(tmp_path, always()) as server:
-        body = {"model": "m", "messages": [user("hi")], "tools": tools, "y" * 50_000: 1}
-        response = await server.post("/s/v1/chat/completions", body)
+        body = {"model": "m", "input": "hi", "tools": tools, "y" * 50_000: 1}
+        response = await server.post("/s/v1/responses", body)
         assert response.status_code == 200 and len(response.headers[HEADER]) < 8000
         (node,) = await server.tree()
         short, other = sorted(node["notes"]["dropped"])
-        assert short.startswith("tools[1] of type xxx") and other.startswith("yyy")
+        assert short.startswith("tools[1] with a name already in use: fff") and other.startswith("yyy")
         assert len(short) <= 300 and len(other) <= 300 and "characters left out" in short

@@ -323,14 +323,15 @@ async def test_a_model_without_vision_refuses_images_by_name(tmp_path: Path, mak
         assert said == "'image_data' is not supported: this model accepts text only"
 
 
-async def test_screenshots_of_a_computer_are_dropped_where_the_model_sees_none(tmp_path: Path) -> None:
+async def test_screenshots_of_a_computer_are_refused_where_the_model_sees_none(tmp_path: Path) -> None:
     output = {"type": "computer_screenshot", "image_url": data_url(ONE)}
-    items = [{"role": "user", "content": "q"}, {"type": "computer_call", "call_id": "c"}]
+    action = {"type": "screenshot"}
+    items = [{"role": "user", "content": "q"}, {"type": "computer_call", "call_id": "c", "action": action}]
     items.append({"type": "computer_call_output", "call_id": "c", "output": output})  # type: ignore[dict-item]
     async with serving(tmp_path, says("a")) as server:
         reply = await server.post(RESPONSES, {"model": "m", "input": items})
-        assert reply.status_code == 200
-        assert [entry["role"] for entry in (await shown_messages(server))] == ["user"]
+        assert reply.status_code == 400
+        assert reply.json()["error"]["message"] == "'input[2].output' is a screenshot; this model accepts text only"
 
 
 async def shown_messages(server: Server) -> Any:

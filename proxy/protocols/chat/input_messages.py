@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from proxy.parsed_items import FEWEST, ParsedBodies, ParsedItems
+from proxy.protocols.custom_tools import arguments_of
 from proxy.protocols.fields import expect_list, expect_object, expect_str, json_type
+from proxy.protocols.openai_types import CHAT_PARTS, part_error
 from proxy.protocols.parts import Images, image_of, joined
 from proxy.protocols.tool_results import link_tool_results
 from proxy.types import Api, ImagePart, Message, Role, ToolCall
-from tokengrove.errors import InvalidRequest, UnsupportedParameter, brief
+from tokengrove.errors import InvalidRequest
 
 # Looked up once: in Python 3.11, finding an enum member takes as long as making a message.
 _SYSTEM, _USER, _ASSISTANT, _TOOL = Role.SYSTEM, Role.USER, Role.ASSISTANT, Role.TOOL
@@ -121,7 +123,7 @@ def _parse_part(part: Any, name: str) -> str | ImagePart:
         return expect_str(part.get("refusal"), f"{name}.refusal")
     if (image := image_of(part)) is not None:
         return image
-    raise UnsupportedParameter(f"'{name}' has type {brief(kind)}; this model accepts text only", param=name)
+    raise part_error(kind, name, CHAT_PARTS)
 
 
 def _optional_str(value: Mapping[str, Any], key: str, name: str) -> str | None:
@@ -158,6 +160,11 @@ def _parse_tool_calls(value: Any, name: str) -> tuple[ToolCall, ...]:
 
 def _parse_tool_call(value: Any, name: str) -> ToolCall:
     call = expect_object(value, name)
+    if call.get("type") == "custom":
+        custom = expect_object(call.get("custom"), f"{name}.custom")
+        text = expect_str(custom.get("input"), f"{name}.custom.input")
+        called = _optional_str(call, "id", name) or ""
+        return ToolCall(called, expect_str(custom.get("name"), f"{name}.custom.name"), arguments_of(text))
     return _parse_function(call.get("function"), f"{name}.function", call_id=_optional_str(call, "id", name) or "")
 
 

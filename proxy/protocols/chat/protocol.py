@@ -27,6 +27,7 @@ from proxy.protocols.chat.input_messages import parse_messages
 from proxy.protocols.chat.reply import ChatStream, completion_json
 from proxy.protocols.chat.request_body import chat_body
 from proxy.protocols.common_fields import effort_options, ignored_fields, parse_include_usage, parse_model
+from proxy.protocols.custom_tools import custom_tool
 from proxy.protocols.fields import (
     expect_bool,
     expect_list,
@@ -39,6 +40,7 @@ from proxy.protocols.fields import (
 )
 from proxy.protocols.hosted_tools import HostedTool
 from proxy.protocols.listed_parameters import parse_parameters
+from proxy.protocols.openai_types import CHAT_TOOLS, Treatment, tool_treatment
 from proxy.protocols.prefill import take_prefill
 from proxy.protocols.sampling_params import NUMBERS, parse_sampling, parse_sampling_numbers, parse_stop
 from proxy.protocols.tool_choice import parse_tool_choice
@@ -146,6 +148,7 @@ def _parse_unusual(body: Mapping[str, Any], bodies: ParsedBodies | None) -> Turn
         return_completion_text=optional_bool(body, "return_completion_text"),
         per_token=return_token_ids or names_ids,
         names_ids=names_ids,
+        echo=_custom_definitions(body.get("tools")),
     )
     if "continue_final_message" in body or "add_generation_prompt" in body:
         _take_prefill(request, body)
@@ -209,7 +212,7 @@ def _parse_template_options(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_tools(value: Any) -> tuple[tuple[Tool, ...], list[str]]:
-    """Return the function tools, and the paths of dropped tools: hosted tools, which only a provider can run."""
+    """Return the functions and custom tools, and the paths of dropped tools, which only a provider can run."""
     if value is None:
         return (), []
     tools: list[Tool] = []
@@ -220,9 +223,17 @@ def parse_tools(value: Any) -> tuple[tuple[Tool, ...], list[str]]:
         kind = optional_str(tool, "type", f"{name}.") or "function"
         if kind == "function":
             tools.append(_parse_tool(tool, name))
-        else:
+        elif kind == "custom":
+            tools.append(custom_tool(expect_object(tool.get("custom"), f"{name}.custom"), f"{name}.custom"))
+        elif tool_treatment(kind, name, CHAT_TOOLS) is Treatment.HOSTED:
             dropped.append(HostedTool.at(name, kind))
     return tuple(tools), dropped
+
+
+def _custom_definitions(value: Any) -> dict[str, Any]:
+    """Return `typed`: the definitions of the custom tools of a parsed request, as sent, by name; empty without any."""
+    tools = [item for item in value or () if item.get("type") == "custom"]
+    return {"typed": {tool["custom"]["name"]: tool for tool in tools}} if tools else {}
 
 
 def _parse_tool(tool: Mapping[str, Any], name: str) -> Tool:

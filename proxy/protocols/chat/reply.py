@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
 
 from proxy.protocols import sse
+from proxy.protocols.custom_tools import input_of
 from proxy.protocols.error_envelopes import openai_error
 from proxy.protocols.openai_choices import FINISH_REASONS, finish_reason, usage_json
 from proxy.protocols.wire_protocol import Answer
@@ -18,9 +19,10 @@ from proxy.rendering.deltas import (
     TokenLogprob,
     TokensDelta,
     ToolCallArguments,
+    ToolCallEnd,
     ToolCallStart,
 )
-from proxy.types import Ids, Message, TurnRequest
+from proxy.types import Ids, Message, ToolCall, TurnRequest
 from tokengrove.errors import ProxyError
 
 
@@ -37,7 +39,7 @@ def completion_json(request: TurnRequest, answers: Sequence[Answer]) -> dict[str
         assert turn.finish_reason is not None
         choice: dict[str, Any] = {
             "index": index,
-            "message": message_json(turn.sampled_output if turn.prefill else turn.output),
+            "message": message_json(turn.sampled_output if turn.prefill else turn.output, request.echo.get("typed")),
             "logprobs": None if answer.logprobs is None else _logprobs_json(answer.logprobs),
             "finish_reason": FINISH_REASONS[turn.finish_reason],
         }
@@ -75,6 +77,8 @@ class ChatStream:
             "model": request.model,
             "system_fingerprint": None,
         }
+        self._typed: Mapping[str, Any] = request.echo.get("typed", {})
+        self._inputs: dict[tuple[int, int], list[str]] = {}
         self._text: dict[int, tuple[bytes, bytes]] = {}
         self._reasoning: dict[int, tuple[bytes, bytes]] = {}
 
@@ -105,7 +109,7 @@ class ChatStream:
 
     def _rare(self, delta: Delta, choice: int) -> bytes:
         """The event of a delta that most tokens do not have."""
-        piece = _piece(delta)
+        piece = self._piece(delta, choice)
         if piece is None:
             return b""
         logprobs = _logprobs_json(delta.logprobs) if isinstance(delta, TextDelta) else None
@@ -118,7 +122,7 @@ class ChatStream:
         for delta in deltas:
             if isinstance(delta, TokensDelta):
                 tokens.append(delta)
-            elif (piece := _piece(delta)) is not None:
+            elif (piece := self._piece(delta, choice)) is not None:
                 out.append(self._of_tokens(piece, choice, tokens))
                 tokens = []
         if tokens:
@@ -136,13 +140,31 @@ class ChatStream:
         return sse.KEEPALIVE
 
     def finish(self, answers: Sequence[Answer]) -> bytes:
-        out = b"".join(self._end(answer, at) for at, answer in enumerate(answers))
+        held = [self._chunk(self._input(*place), place[0]) for place in sorted(self._inputs)]
+        out = b"".join((*held, *(self._end(answer, at) for at, answer in enumerate(answers))))
         if self._include_usage:
             out += sse.data({**self._head, "choices": [], "usage": usage_json(answers)})
         return out + sse.DONE
 
     def error(self, error: ProxyError) -> bytes:
         return sse.data(openai_error(error))
+
+    def _piece(self, delta: Delta, choice: int) -> dict[str, Any] | None:
+        """Return the `delta` of a chunk, or None. The input of a custom tool is known once its call ends."""
+        if isinstance(delta, ToolCallStart) and delta.name in self._typed:
+            self._inputs[choice, delta.index] = []
+            custom = {"name": delta.name, "input": ""}
+            return {"tool_calls": [{"index": delta.index, "id": delta.id, "type": "custom", "custom": custom}]}
+        if isinstance(delta, ToolCallArguments) and (choice, delta.index) in self._inputs:
+            self._inputs[choice, delta.index].append(delta.fragment)
+            return None
+        if isinstance(delta, ToolCallEnd) and (choice, delta.index) in self._inputs:
+            return self._input(choice, delta.index)
+        return _piece(delta)
+
+    def _input(self, choice: int, index: int) -> dict[str, Any]:
+        text = input_of("".join(self._inputs.pop((choice, index))))
+        return {"tool_calls": [{"index": index, "custom": {"input": text}}]}
 
     def _end(self, answer: Answer, index: int) -> bytes:
         choice = self._choice({}, index, finish_reason(answer.interaction), None)
@@ -179,18 +201,21 @@ def _piece(delta: Delta) -> dict[str, Any] | None:
             return None
 
 
-def message_json(output: Message) -> dict[str, Any]:
-    """Return the message of a choice."""
+def message_json(output: Message, typed: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the message of a choice. `typed`: the custom tools, by name; None: none."""
     message: dict[str, Any] = {"role": "assistant", "content": output.content, "refusal": None}
     if output.tool_calls:
         message["content"] = output.content or None
-        message["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in output.tool_calls
-        ]
+        message["tool_calls"] = [_call_json(call, typed) for call in output.tool_calls]
     if output.reasoning is not None:
         message["reasoning_content"] = output.reasoning
     return message
+
+
+def _call_json(call: ToolCall, typed: Mapping[str, Any] | None) -> dict[str, Any]:
+    if typed is not None and call.name in typed:
+        return {"id": call.id, "type": "custom", "custom": {"name": call.name, "input": input_of(call.arguments)}}
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 def _logprobs_json(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:

@@ -17,7 +17,10 @@ def chat_body(request: TurnRequest) -> dict[str, Any]:
         messages.append(message_json(request.prefill))
         body |= {"continue_final_message": True, "add_generation_prompt": False}
     if request.tools:
-        body["tools"] = [{"type": "function", "function": tool.to_json()} for tool in request.tools]
+        typed = request.echo.get("typed", {})
+        body["tools"] = [
+            typed.get(tool.name) or {"type": "function", "function": tool.to_json()} for tool in request.tools
+        ]
     if request.tool_choice.mode is ToolChoiceMode.NAMED:
         body["tool_choice"] = {"type": "function", "function": {"name": request.tool_choice.name}}
     elif request.tool_choice.mode is not ToolChoiceMode.AUTO:

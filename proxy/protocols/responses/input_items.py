@@ -4,40 +4,35 @@ An answer is sent as several items: reasoning, message, function calls. Clients 
 part, and with tool results between the calls. Items with the same origin (interaction id) are joined if only tool
 results are between them. Adjacent items without an origin are joined if they can form one answer: reasoning, then at
 most one text, and calls. An `item_reference` refers to the stored answer: it becomes an assistant message with the name
-ITEM_REFERENCE, an origin, and the text and calls next to it that were sent in full. Of the items of hosted tools, only
-a `computer_call` whose screenshot the model sees is parsed: it becomes a call of a function `computer`.
+ITEM_REFERENCE, an origin, and the text and calls next to it that were sent in full. Calls and results of tools of any
+type become calls of functions and their results (`client_tools`, `hosted_calls`).
 """
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
-
-import orjson
+from typing import Any, NamedTuple
 
 from proxy.parsed_items import FEWEST, ParsedBodies, ParsedItems
 from proxy.protocols.fields import expect_list, expect_object, expect_str, optional_str
+from proxy.protocols.hosted_tools import HostedTool
+from proxy.protocols.openai_types import PARTS, Treatment, item_treatment, part_error
 from proxy.protocols.parts import Images, image_of, joined
+from proxy.protocols.responses.client_tools import (
+    CLIENT_CALLS,
+    loaded_text,
+    parse_client_call,
+    patch_text,
+    shell_text,
+)
+from proxy.protocols.responses.hosted_calls import hosted_call, is_hosted_search
 from proxy.protocols.responses.item_ids import MESSAGE_PREFIX, origin_of, read_encrypted
 from proxy.protocols.tool_results import link_tool_results
 from proxy.types import ITEM_REFERENCE, Api, ImagePart, Message, Role, ToolCall
 from tokengrove.errors import InvalidRequest, UnsupportedParameter, brief
 
-PARSED_ITEMS = frozenset({"message", "reasoning", "function_call", "function_call_output", ITEM_REFERENCE})
-# Items of hosted tools. This server runs none, so another server made the items. They are dropped and recorded as such.
-DROPPED_ITEMS = frozenset(
-    {
-        *("additional_tools", "apply_patch_call", "apply_patch_call_output", "code_interpreter_call", "compaction"),
-        *("compaction_trigger", "computer_call", "computer_call_output", "configuration_update", "custom_tool_call"),
-        *("custom_tool_call_output", "file_search_call", "image_generation_call", "local_shell_call"),
-        *("local_shell_call_output", "mcp_approval_request", "mcp_approval_response", "mcp_call", "mcp_list_tools"),
-        *("program", "program_output", "shell_call", "shell_call_output", "tool_search_call", "tool_search_output"),
-        "web_search_call",
-    }
-)
-_COMPUTER = ("computer_call", "computer_call_output")
 _ROLES = {
     "system": Role.SYSTEM,
     "developer": Role.SYSTEM,
@@ -45,21 +40,45 @@ _ROLES = {
     "assistant": Role.ASSISTANT,
 }
 _TEXT_PARTS = frozenset({"input_text", "output_text", "text", "reasoning_text", "summary_text"})
+_RESULTS = frozenset(
+    {
+        *("shell_call_output", "local_shell_call_output", "apply_patch_call_output", "computer_call_output"),
+        "tool_search_output",
+    }
+)
+# OpenAI's ciphertexts are Fernet tokens. An agent's message that this server's model wrote is plain text in its place.
+_CIPHERTEXT = re.compile(r"gAAAA[A-Za-z0-9_=-]{40,}")
+
+Tools = tuple[list[Any], str]
+"""Definitions of tools in an item, and their path."""
 
 
-def parse_input(value: Any, bodies: ParsedBodies | None = None) -> tuple[Sequence[Message], Sequence[str]]:
-    """Parse `input` (a string or a list of items). Returns the messages and the paths of dropped items.
+class ParsedInput(NamedTuple):
+    """The messages of an input, and the notes of dropped items.
+
+    `tools`: further tools of the request (additional_tools). `loaded`: tools that a search found; their definitions are
+    in its result.
+    """
+
+    messages: Sequence[Message]
+    dropped: Sequence[str] = ()
+    tools: Sequence[Tools] = ()
+    loaded: Sequence[Tools] = ()
+
+
+def parse_input(value: Any, bodies: ParsedBodies | None = None) -> ParsedInput:
+    """Parse `input` (a string or a list of items).
 
     `bodies`: the parsed items of earlier bodies of the session. Raises InvalidRequest with the item's path.
     """
     if isinstance(value, str):
-        return [Message(Role.USER, value)], []
+        return ParsedInput([Message(Role.USER, value)])
     items, conversation = expect_list(value, "input"), _Conversation()
     if bodies is not None and len(items) >= FEWEST:
         conversation = bodies.setdefault(Api.RESPONSES, ParsedItems()).read(items, conversation, _Conversation.parse)
     else:
         conversation.parse(items)
-    return conversation.messages(), conversation.dropped
+    return ParsedInput(conversation.messages(), conversation.dropped, conversation.tools, conversation.loaded)
 
 
 @dataclass(slots=True)
@@ -113,21 +132,22 @@ class _Answer:
 class _Conversation:
     """Messages under construction. The latest answer takes pieces until a message other than a tool result follows.
 
-    `dropped`: the paths of dropped items. `_computer`: computer calls that have no screenshot yet, with their paths.
-    `_at`: the index of the latest answer while it takes pieces; the answer is not among the messages yet.
+    `dropped`, `tools`, `loaded`: as in `ParsedInput`. `_at`: the index of the latest answer while it takes pieces; the
+    answer is not among the messages yet.
     """
 
     def __init__(self) -> None:
         self.dropped: list[str] = []
+        self.tools: list[Tools] = []
+        self.loaded: list[Tools] = []
         self._messages: list[Message] = []
-        self._computer: dict[str, tuple[Mapping[str, Any], str]] = {}
         self._latest: _Answer | None = None
         self._at = 0
 
     def copy(self) -> _Conversation:
         other = _Conversation()
         other.dropped, other._messages, other._at = self.dropped.copy(), self._messages.copy(), self._at
-        other._computer = self._computer.copy()
+        other.tools, other.loaded = self.tools.copy(), self.loaded.copy()
         other._latest = None if self._latest is None else self._latest.copy()
         return other
 
@@ -135,27 +155,7 @@ class _Conversation:
         """Add the items from index `start` on. Raises InvalidRequest with the item's path."""
         for index, item in enumerate(items[start:], start):
             name = f"input[{index}]"
-            kind = _item_type(expect_object(item, name), name)
-            if kind in DROPPED_ITEMS:
-                self.dropped.append(f"{name} of type {kind}")
-                if kind in _COMPUTER:
-                    self._see(kind, item, name)
-            else:
-                _add_item(self, kind, item, name)
-
-    def _see(self, kind: str, item: Mapping[str, Any], name: str) -> None:
-        """Take a computer call and its screenshot if the screenshot was read; otherwise both stay dropped."""
-        called = optional_str(item, "call_id", f"{name}.")
-        if kind == "computer_call":
-            if called is not None:
-                self._computer[called] = (item, name)
-        elif isinstance(output := item.get("output"), dict) and (image := image_of(output)) is not None:
-            self.dropped.remove(f"{name} of type {kind}")
-            if called in self._computer:
-                call, at = self._computer.pop(called)
-                self.dropped.remove(f"{at} of type computer_call")
-                self.add_piece(_Answer(_origin(call, at), calls=[_parse_computer_call(call, called)]))
-            self.add(Message(Role.TOOL, "", tool_call_id=called, images=(image,)))
+            _add_item(self, _item_type(expect_object(item, name), name), item, name)
 
     def add(self, message: Message) -> None:
         if message.role is not Role.TOOL:
@@ -185,9 +185,6 @@ def _item_type(item: Mapping[str, Any], name: str) -> str:
     kind = optional_str(item, "type", f"{name}.")
     if kind is None:  # some clients omit the type of messages and of references
         kind = ITEM_REFERENCE if "role" not in item and "id" in item else "message"
-    if kind not in PARSED_ITEMS and kind not in DROPPED_ITEMS:
-        known = ", ".join(sorted(PARSED_ITEMS))
-        raise InvalidRequest(f"'{name}.type' is {brief(kind)}; this server accepts {known}", param=f"{name}.type")
     return kind
 
 
@@ -199,10 +196,28 @@ def _add_item(conversation: _Conversation, kind: str, item: Mapping[str, Any], n
             conversation.add_piece(_parse_reasoning(item, name))
         case "function_call":
             conversation.add_piece(_Answer(_origin(item, name), calls=[_parse_call(item, name)]))
-        case "function_call_output":
+        case "function_call_output" | "custom_tool_call_output":
             conversation.add(_parse_output(item, name))
-        case _:
+        case "item_reference":
             conversation.add_piece(_parse_reference(item, name))
+        case "additional_tools":
+            conversation.tools.append((expect_list(item.get("tools"), f"{name}.tools"), f"{name}.tools"))
+        case "agent_message":
+            conversation.add(_parse_agent_message(item, name))
+        case _ if item_treatment(kind, name) is Treatment.HOSTED or is_hosted_search(item):
+            conversation.dropped.append(HostedTool.at(name, kind))
+        case _ if kind in CLIENT_CALLS:
+            conversation.add_piece(_Answer(_origin(item, name), calls=[parse_client_call(item, kind, name)]))
+        case _ if kind in _RESULTS:
+            conversation.add(_parse_result(item, kind, name))
+            if kind == "tool_search_output":
+                conversation.loaded.append((item["tools"], f"{name}.tools"))
+        case _:
+            call, result = hosted_call(item, kind, name)
+            if call is not None:
+                conversation.add_piece(_Answer(None, calls=[call]))
+            if result is not None:
+                conversation.add(result)
 
 
 def _add_message(conversation: _Conversation, item: Mapping[str, Any], name: str) -> None:
@@ -235,19 +250,56 @@ def _parse_call(item: Mapping[str, Any], name: str) -> ToolCall:
     )
 
 
-def _parse_computer_call(item: Mapping[str, Any], call_id: str) -> ToolCall:
-    """The call as one of a function `computer`. Its arguments are the action, or the actions of newer models."""
-    asked = item.get("action")
-    arguments = {"actions": item.get("actions")} if asked is None else asked
-    try:
-        return ToolCall(call_id, "computer", orjson.dumps(arguments).decode())
-    except orjson.JSONEncodeError:
-        return ToolCall(call_id, "computer", json.dumps(arguments))
-
-
 def _parse_output(item: Mapping[str, Any], name: str) -> Message:
     text, images = _parse_content(item.get("output"), f"{name}.output")
     return Message(Role.TOOL, text, tool_call_id=optional_str(item, "call_id", f"{name}."), images=images)
+
+
+def _parse_result(item: Mapping[str, Any], kind: str, name: str) -> Message:
+    """Parse the result of a tool that OpenAI defines and a client runs."""
+    called, text, images = optional_str(item, "call_id", f"{name}."), "", Images()
+    match kind:
+        case "shell_call_output":
+            text = shell_text(item, name)
+        case "apply_patch_call_output":
+            text = patch_text(item, name)
+        case "tool_search_output":
+            text = loaded_text(item, name)
+        case "computer_call_output":
+            images = (_screenshot(item, name),)
+        case _:  # local_shell_call_output, whose `id` is that of the call
+            text, given = expect_str(item.get("output"), f"{name}.output"), optional_str(item, "id", f"{name}.")
+            called = called or (None if given is None or origin_of(given) else given)
+    return Message(Role.TOOL, text, tool_call_id=called, images=images)
+
+
+def _screenshot(item: Mapping[str, Any], name: str) -> ImagePart:
+    image = image_of(expect_object(item.get("output"), f"{name}.output"))
+    if image is None:
+        raise UnsupportedParameter(
+            f"'{name}.output' is a screenshot; this model accepts text only", param=f"{name}.output"
+        )
+    return image
+
+
+def _parse_agent_message(item: Mapping[str, Any], name: str) -> Message:
+    """Parse a message of another agent, which the user's side sends.
+
+    Its `encrypted_content` is what the model that wrote the message gave its client: with this server, plain text.
+    """
+    texts: list[Any] = []
+    for index, part in enumerate(expect_list(item.get("content"), f"{name}.content")):
+        at = f"{name}.content[{index}]"
+        if expect_object(part, at).get("type") != "encrypted_content":
+            texts.append(_parse_part(part, at))
+            continue
+        text = expect_str(part.get("encrypted_content"), f"{at}.encrypted_content")
+        if _CIPHERTEXT.fullmatch(text):
+            message = f"'{at}' is encrypted, and only OpenAI can read it; send the message as a part of type input_text"
+            raise UnsupportedParameter(message, param=at)
+        texts.append(text)
+    text, images = joined(texts)
+    return Message(Role.USER, text, images=images)
 
 
 def _parse_reference(item: Mapping[str, Any], name: str) -> _Answer:
@@ -294,4 +346,4 @@ def _parse_part(part: Any, name: str) -> str | ImagePart:
         return expect_str(part.get("text"), f"{name}.text")
     if (image := image_of(part)) is not None:
         return image
-    raise UnsupportedParameter(f"'{name}' has type {brief(kind)}; this model accepts text only", param=name)
+    raise part_error(kind, name, PARTS)

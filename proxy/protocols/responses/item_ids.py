@@ -1,8 +1,8 @@
 """Ids of output items, and our `encrypted_content`. Both contain the id of the interaction that the item belongs to.
 
 The interaction `resp_<hex>` has the items `rs_<hex>` (reasoning), `msg_<hex>` (message) and `fc_<hex>_<k>` (call `k`,
-from 0). Further reasoning or message items get `_<number>` from 1. `encrypted_content` is encoded, not encrypted: it
-holds only what the reply already contains.
+from 0; calls of tools that OpenAI defines begin in their own way). Further reasoning or message items get `_<number>`
+from 1. `encrypted_content` is encoded, not encrypted: it holds only what the reply already contains.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 
 RESPONSE_PREFIX = "resp_"
 MESSAGE_PREFIX = "msg_"
-_ITEM_ID = re.compile(r"(?:rs|msg|fc)_([0-9a-f]{32})(?:_[0-9]+)?")
+_ITEM_ID = re.compile(r"(?:rs|msg|fc|sh|lsh|apc|cu|tsc|ctc)_([0-9a-f]{32})(?:_[0-9]+)?")
 _MARK = "tokengrove:"
 
 
@@ -26,9 +26,9 @@ def message_id(response_id: str, number: int) -> str:
     return _numbered(MESSAGE_PREFIX, response_id, number)
 
 
-def call_item_id(response_id: str, number: int) -> str:
-    """Return the id of function call item `number`, counted from 0."""
-    return f"fc_{response_id.removeprefix(RESPONSE_PREFIX)}_{number}"
+def call_item_id(response_id: str, number: int, prefix: str = "fc") -> str:
+    """Return the id of call item `number`, counted from 0."""
+    return f"{prefix}_{response_id.removeprefix(RESPONSE_PREFIX)}_{number}"
 
 
 def _numbered(prefix: str, response_id: str, number: int) -> str:

@@ -1,17 +1,17 @@
 """Parses OpenAI responses requests.
 
-honoured  model input instructions tools (functions, also those in a namespace) tool_choice (auto none required, a
-          function, allowed_tools) parallel_tool_calls max_output_tokens temperature top_p text.format reasoning.effort
-          include (reasoning.encrypted_content, message.output_text.logprobs) top_logprobs previous_response_id store
-          metadata stream truncation (disabled; auto is recorded as dropped: a prompt that is too long is an error, as
-          always), and the engine extensions top_k min_p repetition_penalty presence_penalty frequency_penalty
-          logit_bias seed stop include_stop_str_in_output chat_template_kwargs return_token_ids return_completion_text
-          stop_token_ids min_tokens structured_outputs (json json_object regex choice grammar) regex ebnf (refused by
-          name if the engine does not support them)
+honoured  model input instructions tools (also in a namespace and in an item; see `openai_types`) tool_choice (auto
+          none required, a tool that the client runs, allowed_tools) parallel_tool_calls max_output_tokens temperature
+          top_p text.format reasoning.effort include (reasoning.encrypted_content, message.output_text.logprobs)
+          top_logprobs previous_response_id store metadata stream truncation (disabled; auto is recorded as dropped: a
+          prompt that is too long is an error, as always), and the engine extensions top_k min_p repetition_penalty
+          presence_penalty frequency_penalty logit_bias seed stop include_stop_str_in_output chat_template_kwargs
+          return_token_ids return_completion_text stop_token_ids min_tokens structured_outputs (json json_object regex
+          choice grammar) regex ebnf (refused by name if the engine does not support them)
 ignored   user prompt_cache_key prompt_cache_options prompt_cache_retention safety_identifier service_tier
           client_metadata stream_options max_tool_calls access_programs background_options context_management image
           moderation, the rest of text, reasoning and include, and every field not named here (recorded as dropped,
-          like tools and items of other types)
+          like tools and items that only a provider runs)
 refused   background, conversation, prompt; a tool choice that names a hosted tool;
           input other than text or, for a vision model, images; vLLM's former guided_json guided_regex guided_choice
           guided_grammar guided_decoding_backend guided_whitespace_pattern
@@ -40,7 +40,9 @@ from proxy.protocols.fields import (
     optional_text,
 )
 from proxy.protocols.hosted_tools import HostedTool
-from proxy.protocols.responses.input_items import parse_input
+from proxy.protocols.openai_types import TOOLS, Treatment, tool_treatment
+from proxy.protocols.responses.client_tools import FUNCTIONS, client_tool
+from proxy.protocols.responses.input_items import ParsedInput, parse_input
 from proxy.protocols.responses.request_body import responses_body
 from proxy.protocols.responses.response_object import (
     ECHOED,
@@ -77,6 +79,7 @@ IGNORED = frozenset(
 )
 REFUSED = frozenset({"background", "conversation", "prompt"}) | FORMER_FIELDS
 _MAX_TOP_LOGPROBS = 20
+_NO_ITEMS = ParsedInput(())
 _USUAL = frozenset(
     {
         *("model", "input", "instructions", "max_output_tokens", "temperature", "top_p", "stream", "store"),
@@ -100,13 +103,14 @@ class ResponsesProtocol:
         return "resp_" + ordered_hex()
 
     def parse(self, body: Any, bodies: ParsedBodies | None = None) -> TurnRequest:
-        if type(body) is dict and _USUAL.issuperset(body):
-            return _parse_usual(body, bodies)
+        if type(body) is dict and _USUAL.issuperset(body) and (usual := _parse_usual(body, bodies)) is not None:
+            return usual
         body = expect_object(body, "body")
         _refuse_unsupported(body)
-        tools = parse_tools(body.get("tools"))
-        tool_choice, functions = parse_tool_choice(body.get("tool_choice"), tuple(tools.functions.values()))
-        messages, dropped_items = _parse_messages(body, bodies)
+        messages, given = _parse_messages(body, bodies)
+        tools = parse_tools(body.get("tools"), given)
+        shown = tuple(tools.functions.values())
+        tool_choice, functions = parse_tool_choice(body.get("tool_choice"), shown, FUNCTIONS)
         sampling = _parse_sampling(body)
         include = _parse_include(body)
         top_logprobs = optional_int(body, "top_logprobs", least=0, most=_MAX_TOP_LOGPROBS) or 0
@@ -123,12 +127,12 @@ class ResponsesProtocol:
             stream=optional_bool(body, "stream", False),
             logprobs=INCLUDE_LOGPROBS in include or top_logprobs > 0,
             top_logprobs=top_logprobs,
-            dropped=(*_unhonoured_fields(body), *tools.dropped, *dropped_items),
+            dropped=(*_unhonoured_fields(body), *tools.dropped, *given.dropped),
             previous_id=optional_text(body, "previous_response_id"),
             response_format=parse_answer_format(body, _parse_format(body)),
             return_token_ids=optional_bool(body, "return_token_ids"),
             return_completion_text=optional_bool(body, "return_completion_text"),
-            echo={**_parse_echo(body), "include": include, "namespaces": tools.namespaces},
+            echo={**_parse_echo(body), "include": include, **tools.echo()},
         )
 
     def body(self, request: TurnRequest) -> dict[str, Any]:
@@ -146,9 +150,11 @@ class ResponsesProtocol:
         return ResponseStream(request, reply_id, created, prompt_ids)
 
 
-def _parse_usual(body: Mapping[str, Any], bodies: ParsedBodies | None) -> TurnRequest:
-    """Parse a body that has only usual fields, so that the others cost nothing."""
-    messages, dropped = _parse_messages(body, bodies)
+def _parse_usual(body: Mapping[str, Any], bodies: ParsedBodies | None) -> TurnRequest | None:
+    """Parse a body that has only usual fields, so that the others cost nothing; None if its items have tools."""
+    messages, given = _parse_messages(body, bodies)
+    if given.tools or given.loaded:
+        return None
     sampling = parse_sampling_numbers(body)
     if (limit := optional_int(body, "max_output_tokens", least=1)) is not None:
         sampling["max_tokens"] = limit
@@ -166,7 +172,7 @@ def _parse_usual(body: Mapping[str, Any], bodies: ParsedBodies | None) -> TurnRe
         sampling=SamplingParams(**sampling),
         given=frozenset(sampling),
         stream=bool(stream) if stream is None or type(stream) is bool else expect_bool(stream, "stream"),
-        dropped=tuple(dropped),
+        dropped=tuple(given.dropped),
         previous_id=optional_text(body, "previous_response_id") if "previous_response_id" in body else None,
         echo=echo,
     )
@@ -194,14 +200,15 @@ def _unhonoured_fields(body: Mapping[str, Any]) -> list[str]:
     return ignored
 
 
-def _parse_messages(body: Mapping[str, Any], bodies: ParsedBodies | None) -> tuple[tuple[Message, ...], Sequence[str]]:
+def _parse_messages(body: Mapping[str, Any], bodies: ParsedBodies | None) -> tuple[tuple[Message, ...], ParsedInput]:
     """Return the instructions, then the input, which may be empty only with `previous_response_id`."""
-    messages, dropped = parse_input([] if body.get("input") is None else body["input"], bodies)
+    given = parse_input([] if body.get("input") is None else body["input"], bodies)
+    messages = given.messages
     if not messages and body.get("previous_response_id") is None:
         raise InvalidRequest("'input' must hold at least one message", param="input")
     if "instructions" in body and (instructions := optional_str(body, "instructions")):
         messages = [Message(Role.SYSTEM, instructions, name=INSTRUCTIONS), *messages]
-    return tuple(messages), dropped
+    return tuple(messages), given
 
 
 def _parse_sampling(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -248,18 +255,36 @@ def _parse_echo(body: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class ToolList:
-    """Functions by name, namespaces by function name, and the paths of dropped tools."""
+    """Functions by name, namespaces by function name, and the paths of dropped tools.
+
+    `typed`: the definitions of tools that are no functions, as sent, by the name of their function.
+    """
 
     functions: dict[str, Tool] = field(default_factory=dict)
     namespaces: dict[str, str] = field(default_factory=dict)
+    typed: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     dropped: list[str] = field(default_factory=list)
 
+    def echo(self) -> dict[str, Any]:
+        """Return what the items of the reply need of it (`response_object`)."""
+        return {"namespaces": self.namespaces, **({"typed": self.typed} if self.typed else {})}
 
-def parse_tools(value: Any) -> ToolList:
-    """Parse the tools of a request. Raises InvalidRequest with the path of the field."""
+
+def parse_tools(value: Any, given: ParsedInput = _NO_ITEMS) -> ToolList:
+    """Parse the tools of a request, and those in items of its input. Raises InvalidRequest with the path of the field.
+
+    The model reads the definitions of loaded tools in the result of the search, so they are not among its functions.
+    """
     tools = ToolList()
     if value is not None:
         _add_tools(tools, expect_list(value, "tools"), "tools", None)
+    for items, at in given.tools:
+        _add_tools(tools, items, at, None)
+    for items, at in given.loaded:
+        loaded = ToolList()
+        _add_tools(loaded, items, at, None)
+        tools.namespaces = {**loaded.namespaces, **tools.namespaces}
+        tools.typed = {**loaded.typed, **tools.typed}
     return tools
 
 
@@ -270,15 +295,23 @@ def _add_tools(tools: ToolList, items: Sequence[Any], at: str, namespace: str | 
         kind = optional_str(tool, "type", f"{name}.") or "function"
         if kind == "function":
             _add_function(tools, _parse_function(tool, name), name, namespace)
-        elif kind == "namespace" and namespace is None:
+        elif kind == "namespace":
+            if namespace is not None:
+                raise InvalidRequest(f"'{name}' is a namespace in a namespace; list its tools beside it", param=name)
             inner = expect_list(tool.get("tools"), f"{name}.tools")
             _add_tools(tools, inner, f"{name}.tools", expect_str(tool.get("name"), f"{name}.name"))
-        else:
+        elif tool_treatment(kind, name, TOOLS) is Treatment.HOSTED or (known := client_tool(tool, name)) is None:
             tools.dropped.append(HostedTool.at(name, kind))
+        else:
+            _add_function(tools, known, name, namespace)
+            tools.typed.setdefault(known.name, tool)
 
 
 def _add_function(tools: ToolList, function: Tool, name: str, namespace: str | None) -> None:
-    if function.name in tools.functions:
+    if (other := tools.functions.get(function.name)) is not None:
+        if other != function:
+            message = f"'{name}' is another tool named {brief(function.name)}; give each tool a name of its own"
+            raise InvalidRequest(message, param=name)
         tools.dropped.append(f"{name} with a name already in use: {function.name}")
         return
     tools.functions[function.name] = function

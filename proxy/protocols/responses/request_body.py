@@ -24,7 +24,7 @@ def responses_body(request: TurnRequest) -> dict[str, Any]:
         body["instructions"] = messages.pop(0).content
     body["input"] = [item for message in messages for item in _items(message)]
     if request.tools:
-        body["tools"] = _tools_json(request.tools, request.echo.get("namespaces", {}))
+        body["tools"] = _tools_json(request.tools, request.echo)
     if request.tool_choice.mode is ToolChoiceMode.NAMED:
         body["tool_choice"] = {"type": "function", "name": request.tool_choice.name}
     elif request.tool_choice.mode is not ToolChoiceMode.AUTO:
@@ -67,11 +67,12 @@ def _content(message: Message) -> str | list[dict[str, Any]]:
     ]
 
 
-def _tools_json(tools: Sequence[Tool], namespaces: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The functions as JSON. Adjacent functions of one namespace are grouped in it."""
+def _tools_json(tools: Sequence[Tool], echo: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The tools as JSON. Adjacent tools of one namespace are grouped in it."""
     out: list[dict[str, Any]] = []
+    namespaces, typed = echo.get("namespaces", {}), echo.get("typed", {})
     for namespace, found in groupby(tools, key=lambda tool: namespaces.get(tool.name)):
-        functions = [{"type": "function", **tool.to_json()} for tool in found]
+        functions = [typed.get(tool.name) or {"type": "function", **tool.to_json()} for tool in found]
         out += functions if namespace is None else [{"type": "namespace", "name": namespace, "tools": functions}]
     return out
 

@@ -1,7 +1,8 @@
 """Writes the response object and its output items. Every response has every key of the API's schema.
 
-`TurnRequest.echo` holds the request fields that the reply repeats, by the names in ECHOED. Two more entries shape the
-items and are not repeated: `include`, as sent, and `namespaces` (function name -> namespace).
+`TurnRequest.echo` holds the request fields that the reply repeats, by the names in ECHOED. More entries shape the items
+and are not repeated: `include`, as sent; `namespaces` (function name -> namespace); and `typed`, the definitions of
+tools that are no functions, as sent (function name -> definition; absent without any).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from proxy.protocols.responses.client_tools import call_fields, id_prefix
 from proxy.protocols.responses.item_ids import call_item_id, encrypt, message_id, reasoning_id
 from proxy.protocols.wire_protocol import Answer, usage_of
 from proxy.rendering.deltas import TokenLogprob
@@ -55,7 +57,7 @@ def response_head(
         "model": request.model,
         "output": [],
         "parallel_tool_calls": request.parallel_tool_calls,
-        "tools": list(map(_tool_json, request.tools)),
+        "tools": tools_json(request),
         "top_logprobs": request.top_logprobs,
         "service_tier": "default",
         "usage": None,
@@ -99,12 +101,14 @@ class OutputItems:
     response_id: str
     encrypted: bool
     namespaces: Mapping[str, str]
+    typed: Mapping[str, Mapping[str, Any]]
 
     @classmethod
     def of(cls, request: TurnRequest, response_id: str) -> OutputItems:
         """Return a builder with the options of `request`."""
         include = request.echo.get("include", ())
-        return cls(response_id, INCLUDE_ENCRYPTED in include, request.echo.get("namespaces", {}))
+        echo = request.echo
+        return cls(response_id, INCLUDE_ENCRYPTED in include, echo.get("namespaces", {}), echo.get("typed", {}))
 
     def all(self, answer: Answer) -> list[dict[str, Any]]:
         """Return reasoning, message and calls of a committed answer, or an empty message if it has none of them."""
@@ -146,15 +150,19 @@ class OutputItems:
         }
 
     def call(self, number: int, call: ToolCall, status: str) -> dict[str, Any]:
-        """Return a function call item."""
-        item = {
-            "id": call_item_id(self.response_id, number),
-            "type": "function_call",
-            "call_id": call.id,
-            "name": call.name,
-            "arguments": call.arguments,
-            "status": status,
-        }
+        """Return the item of a call: of a function, or of the tool's own type."""
+        if (definition := self.typed.get(call.name)) is not None:
+            item_id = call_item_id(self.response_id, number, id_prefix(definition))
+            item = {"id": item_id, **call_fields(call, definition), "status": status}
+        else:
+            item = {
+                "id": call_item_id(self.response_id, number),
+                "type": "function_call",
+                "call_id": call.id,
+                "name": call.name,
+                "arguments": call.arguments,
+                "status": status,
+            }
         if call.name in self.namespaces:
             item["namespace"] = self.namespaces[call.name]
         return item
@@ -195,6 +203,12 @@ def text_logprobs(tokens: Sequence[TokenLogprob], text: str) -> Sequence[TokenLo
 
 def _token_json(token: TokenLogprob) -> dict[str, Any]:
     return {"token": token.text, "logprob": token.logprob, "bytes": list(token.utf8)}
+
+
+def tools_json(request: TurnRequest) -> list[Mapping[str, Any]]:
+    """Return the tools of a request: functions, and other tools as sent."""
+    typed: Mapping[str, Mapping[str, Any]] = request.echo.get("typed", {})
+    return [typed.get(tool.name) or _tool_json(tool) for tool in request.tools]
 
 
 def _tool_json(tool: Tool) -> dict[str, Any]:

@@ -47,6 +47,8 @@ _PIECES: dict[_Kind, tuple[str, dict[str, Any]]] = {
 class _OpenItem:
     """The item being streamed. `index` counts all items from 0, `number` counts items of its kind.
 
+    `announced` False: a call of a tool that is no function. Its fields are known once it is whole, so its events follow
+    then.
     `around`: the bytes of a piece's event before its sequence number, between that and its text, and after its text.
     """
 
@@ -56,6 +58,7 @@ class _OpenItem:
     id: str
     call_id: str = ""
     name: str = ""
+    announced: bool = True
     parts: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     around: tuple[bytes, bytes, bytes] = (b"", b"", b"")
@@ -103,6 +106,8 @@ class ResponseStream:
             item = self._open
             assert item is not None
             item.parts.append(text)
+            if not item.announced:
+                continue
             head, middle, tail = item.around
             if isinstance(delta, TextDelta) and delta.logprobs:
                 item.logprobs += delta.logprobs
@@ -135,6 +140,10 @@ class ResponseStream:
         if number is None:
             number = sum(item["type"] == kind for item in self._closed)
         item = _OpenItem(kind, len(self._closed), number, "", call_id, name)
+        if kind is _Kind.CALL and name in self._items.typed:
+            item.announced = False
+            self._open = item
+            return out
         announced = self._item_json(item, "in_progress")
         item.id = announced["id"]
         item.around = self._around(item)
@@ -162,7 +171,26 @@ class ResponseStream:
         done = self._item_json(item, status)
         self._closed.append(done)
         self._open = None
-        return self._ended(item) + self._event("response.output_item.done", output_index=item.index, item=done)
+        out = self._ended(item) if item.announced else self._typed(item, done)
+        return out + self._event("response.output_item.done", output_index=item.index, item=done)
+
+    def _typed(self, item: _OpenItem, done: dict[str, Any]) -> bytes:
+        """Return the events of the call of a tool that is no function, from its announcement on."""
+        item.id = done["id"]
+        begun = {**done, "status": "in_progress"}
+        if done["type"] == "custom_tool_call":
+            begun["input"] = ""
+        out = self._event("response.output_item.added", output_index=item.index, item=begun)
+        if done["type"] == "custom_tool_call":
+            out += self._item_event("response.custom_tool_call_input.delta", item, delta=done["input"])
+            out += self._item_event("response.custom_tool_call_input.done", item, input=done["input"])
+        elif done["type"] == "shell_call" and isinstance(commands := done["action"].get("commands"), list):
+            for at, command in enumerate(commands):
+                place = {"output_index": item.index, "command_index": at}
+                out += self._event("response.shell_call_command.added", **place, command="")
+                out += self._event("response.shell_call_command.delta", **place, delta=command)
+                out += self._event("response.shell_call_command.done", **place, command=command)
+        return out
 
     def _ended(self, item: _OpenItem) -> bytes:
         text = item.text

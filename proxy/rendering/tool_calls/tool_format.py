@@ -142,8 +142,8 @@ def spelling_pattern(spellings: tuple[str, ...]) -> re.Pattern[str] | None:
 
 
 def schema_of(tool: Tool) -> Mapping[str, Any]:
-    """Return the JSON schema of the arguments: an object without properties if the client sent none."""
-    return tool.parameters or {"type": "object", "properties": {}}
+    """Return the JSON schema of the arguments in a forced call."""
+    return tool.held_schema
 
 
 def quoted(name: str) -> str:

@@ -8,6 +8,9 @@ from proxy.engine.grammar import Grammar, GrammarPart
 from proxy.engine.tiny.model import VOCAB_SIZE, build_tiny_model
 from proxy.engine.transformers.grammar_compiler import GrammarCompiler
 from proxy.engine.transformers.steering import Steering, skeleton
+from proxy.rendering.renderer import load_renderer
+from proxy.settings import Settings
+from proxy.types import Tool
 from tokengrove.errors import ConfigurationError, InvalidRequest
 
 pytest.importorskip("llguidance")
@@ -280,3 +283,26 @@ def test_a_skeleton_names_every_property_and_is_json():
 
 def test_the_skeleton_of_a_recursive_schema_is_finite():
     assert len(skeleton({"properties": {"next": {"$ref": "#"}, "other": {"$ref": "#"}}})) < 20_000
+
+
+def test_calls_in_a_free_answer_obey_the_pattern_of_their_tool(folder, compiler, tokenizer, end):
+    tool = Tool("edit", "", {"type": "object", "properties": {"input": {"type": "string"}}}, pattern=r"a\n[b-d]+")
+    grammar = load_renderer(Settings(), folder).held_grammar([tool])
+
+    def allows(text: str) -> bool:
+        state = compiler.compile(grammar, (end,))
+        for token in tokenizer.encode(text, add_special_tokens=False).ids:
+            if not state.allowed(10_000)[token]:
+                return False
+            state.accept(token)
+        return bool(state.allowed(10_000)[end])
+
+    call = '<tool_call>\n{"name": "edit", "arguments": {"input": "%s"}}\n</tool_call>'
+    for good in (
+        "Only text.",
+        "<think>\nhm\n</think>\n\nSo:\n" + call % r"a\nbcd",
+        call % r"a\nb" + "\n" + call % r"a\nc",
+    ):
+        assert allows(good), good
+    for bad in (call % "a", call % r"a\nx", call.replace("edit", "other") % r"a\nb"):
+        assert not allows(f"So: {bad}"), bad

@@ -159,17 +159,23 @@ def test_content_other_than_text_is_refused_with_its_path(kind: str, where: str)
     assert caught.value.param == f"input[0].{where}[0]"
 
 
-def test_tools_of_other_types_are_dropped_and_those_of_a_namespace_are_taken() -> None:
+def test_tools_of_a_provider_are_dropped_and_those_of_a_namespace_are_taken() -> None:
     inner = [{"type": "function", "name": "lookup"}, {"type": "custom", "name": "c"}, WEATHER]
     tools = [WEATHER, {"type": "web_search"}, {"type": "namespace", "name": "mcp", "description": "", "tools": inner}]
     parsed = request(tools=tools)
-    assert [tool.name for tool in parsed.tools] == ["weather", "lookup"]
-    assert parsed.echo["namespaces"] == {"lookup": "mcp"}
+    assert [tool.name for tool in parsed.tools] == ["weather", "lookup", "c"]
+    assert parsed.echo["namespaces"] == {"lookup": "mcp", "c": "mcp"}
     assert parsed.dropped == (
         "tools[1] of type web_search",
-        "tools[2].tools[1] of type custom",
         "tools[2].tools[2] with a name already in use: weather",
     )
+
+
+def test_another_tool_of_the_same_name_is_refused_by_its_path() -> None:
+    inner = [{"type": "function", "name": "weather", "description": "another"}]
+    with pytest.raises(InvalidRequest, match="another tool named 'weather'") as caught:
+        request(tools=[WEATHER, {"type": "namespace", "name": "mcp", "tools": inner}])
+    assert caught.value.param == "tools[1].tools[0]"
 
 
 def test_the_tool_choice_is_a_mode_a_function_or_a_list_of_them() -> None:
@@ -246,7 +252,7 @@ def test_the_text_format_is_a_response_format() -> None:
 def test_only_after_a_previous_response_may_the_input_be_empty() -> None:
     parsed = request(input=[], previous_response_id=ORIGIN, store=False)
     assert (parsed.previous_id, parsed.messages) == (ORIGIN, ())
-    for value in ([], None, [{"type": "compaction", "encrypted_content": "x"}]):
+    for value in ([], None, [{"type": "web_search_call", "id": "x"}]):
         with pytest.raises(InvalidRequest) as caught:
             request(input=value, instructions="be kind")
         assert caught.value.param == "input"

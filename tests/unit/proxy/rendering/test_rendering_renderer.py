@@ -246,6 +246,12 @@ def test_no_grammar_where_the_model_may_choose(tiny: Renderer) -> None:
     assert tiny.tool_grammar(TOOLS, ToolChoice(ToolChoiceMode.NONE), parallel=True) is None
 
 
+@pytest.mark.parametrize("name", ["phi3", "gptoss"])
+def test_free_calls_cannot_be_held_where_no_token_begins_them(published: Callable[[str], Path], name: str) -> None:
+    with pytest.raises(UnsupportedParameter, match="leave out the 'format'"):
+        load_renderer(Settings(), published(name)).held_grammar(TOOLS)
+
+
 def test_a_call_cannot_be_forced_where_its_format_is_unknown(published: Callable[[str], Path]) -> None:
     renderer = load_renderer(Settings(), published("phi3"))
     with pytest.raises(UnsupportedParameter):
