@@ -32,7 +32,7 @@ GRAMMARS = {
         ],
         ["*** Begin Patch\n*** End Patch", "*** Begin Patch\n*** Add File: a.py\nx\n*** End Patch"],
     ),
-    'start: A | b\nA: /x[/]y\\/z/\nb: "q"i~2..3': (["x/y/z", "qQ", "QQQ"], ["q", "qqqq", "x"]),
+    'start: A | b\nA: /x[\\/]y\\/z/\nb: "q"i~2..3': (["x/y/z", "qQ", "QQQ"], ["q", "qqqq", "x"]),
     'start: ["-"] DIGITS ("." DIGITS)*\nDIGITS: "0".."9"+': (["-1", "10.2.3"], ["-", "1.", "a"]),
     'start: "(*)\\n" /a.b/s': (["(*)\na\nb"], ["(*)\nab", "(\na b"]),
     'start: one\n  | two\none: "1"\ntwo: "2"': (["1", "2"], ["12", ""]),
