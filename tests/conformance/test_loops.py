@@ -532,6 +532,55 @@ async def test_openai_agents(planned: Served, api: str, stream: bool) -> None:
 
 
 @STREAM
+async def test_openai_agents_with_the_tools_of_openai(planned: Served, tmp_path: Path, stream: bool) -> None:
+    """ShellTool, ApplyPatchTool and CustomTool, in turn: the client's own code runs what the model asks for."""
+    agents, openai = package("agents"), package("openai")
+    session = name("openai-agents-tools", "responses", stream)
+
+    class Editor:
+        def create_file(self, operation: Any) -> Any:
+            (tmp_path / operation.path).write_text(agents.apply_diff("", operation.diff, mode="create"))
+            return agents.editor.ApplyPatchResult(status="completed", output="created")
+
+        update_file = delete_file = create_file
+
+    def run_shell(request: Any) -> Any:
+        action = request.data.action
+        done = [subprocess.run(each, shell=True, cwd=tmp_path, capture_output=True) for each in action.commands]
+        return agents.ShellResult(
+            output=[
+                agents.ShellCommandOutput(
+                    stdout=each.stdout.decode(), outcome=agents.ShellCallOutcome(type="exit", exit_code=each.returncode)
+                )
+                for each in done
+            ]
+        )
+
+    calls = [
+        {"name": "apply_patch", "arguments": {"type": "create_file", "path": "a.txt", "diff": "+one\n+two\n"}},
+        {"name": "shell", "arguments": {"commands": ["cat a.txt", "exit 3"]}},
+    ]
+    steps = [{"think": "hm", "calls": [call]} for call in calls]
+    tools = [agents.ShellTool(executor=run_shell), agents.ApplyPatchTool(editor=Editor())]
+    model = agents.OpenAIResponsesModel(
+        model=MODEL, openai_client=openai.AsyncOpenAI(base_url=planned.openai(session), api_key="any")
+    )
+    agent = agents.Agent(name="worker", instructions="You help.", tools=tools, model=model)
+    agents.set_tracing_disabled(True)
+    task = f"{loop.MARK}{json.dumps([*steps, {'say': 'Done: {results}'}])}"
+    if stream:
+        result = agents.Runner.run_streamed(agent, task)
+        async for _ in result.stream_events():
+            pass
+    else:
+        result = await agents.Runner.run(agent, task)
+    assert (tmp_path / "a.txt").read_text().split() == ["one", "two"]
+    assert result.final_output == "Done: created\n[completed] one\ntwo\n[exit code 0]\n[exit code 3]"
+    planned.keep(session, "openai-agents", version("openai-agents"), {str(tmp_path): "/home/agent"})
+    assert_one_chain(planned, session, turns=3)
+
+
+@STREAM
 @pytest.mark.parametrize("api", ["chat", "responses", "messages"])
 async def test_pydantic_ai(planned: Served, api: str, stream: bool) -> None:
     pydantic_ai = package("pydantic_ai")
