@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from tokengrove.errors import brief
+
 _COMMON = {
     "CR": r"\r",
     "LF": r"\n",
@@ -79,10 +81,10 @@ class _Rules:
             elif head := _HEAD.match(line):
                 name = head[1]
                 if name in rules.texts:
-                    raise ValueError(f"the rule {name} is defined twice")
+                    raise ValueError(f"the rule {brief(name)} is defined twice")
                 rules.texts[name] = line[head.end() :]
             elif name is None:
-                raise ValueError(f"{line.strip()!r} is no rule")
+                raise ValueError(f"{brief(line.strip())} is no rule")
             else:
                 rules.texts[name] += f"\n{line}"
         return rules
@@ -90,20 +92,20 @@ class _Rules:
     def _import(self, line: str) -> None:
         found = _IMPORT.match(line)
         if found is None or found[1] not in _COMMON:
-            raise ValueError(f"{line!r} is not supported")
+            raise ValueError(f"{brief(line)} is not supported")
         self.known[found[2] or found[1]] = _COMMON[found[1]]
 
     def regex(self, name: str) -> str:
         if name not in self.known:
             if name in self.open:
-                raise ValueError(f"the rule {name} is recursive")
+                raise ValueError(f"the rule {brief(name)} is recursive")
             if name not in self.texts:
-                raise ValueError(f"the rule {name} is not defined")
+                raise ValueError(f"the rule {brief(name)} is not defined")
             self.open.append(name)
             reader = _Reader(self, list(_tokens(self.texts[name])))
             self.known[name] = reader.alternatives()
             if reader.at < len(reader.tokens):
-                raise ValueError(f"the rule {name} has an unexpected {reader.tokens[reader.at][1]!r}")
+                raise ValueError(f"the rule {brief(name)} has an unexpected {brief(reader.tokens[reader.at][1])}")
             self.open.pop()
             if len(self.known[name]) > _LONGEST:
                 raise ValueError("it is too long as a regular expression")
@@ -115,7 +117,7 @@ def _tokens(text: str) -> Iterator[tuple[str, str]]:
     while at < len(text):
         found = _TOKENS.match(text, at)
         if found is None:
-            raise ValueError(f"{text[at : at + 20].strip()!r} is not supported")
+            raise ValueError(f"{brief(text[at : at + 20].strip())} is not supported")
         at = found.end()
         assert found.lastgroup is not None
         if found.lastgroup not in ("space", "alias"):
@@ -160,7 +162,7 @@ class _Reader:
         if text in ("(", "["):
             inner = self.alternatives()
             if not self._take(")" if text == "(" else "]"):
-                raise ValueError(f"a {text!r} is not closed")
+                raise ValueError(f"a {brief(text)} is not closed")
             return f"(?:{inner})" if text == "(" else f"(?:{inner})?"
         if kind == "name":
             return f"(?:{self.rules.regex(text)})"
@@ -170,7 +172,7 @@ class _Reader:
             return f"(?{flags}:{pattern})" if flags else f"(?:{pattern})"
         if kind == "text":
             return self._text(text)
-        raise ValueError(f"an unexpected {text!r}")
+        raise ValueError(f"an unexpected {brief(text)}")
 
     def _text(self, text: str) -> str:
         literal = _unquoted(text)
@@ -197,5 +199,5 @@ def _unquoted(text: str) -> str:
     try:
         literal = json.loads(text.removesuffix("i"))
     except ValueError:
-        raise ValueError(f"{text} has an unknown escape") from None
+        raise ValueError(f"{brief(text)} has an unknown escape") from None
     return str(literal)

@@ -136,7 +136,7 @@ def item_treatment(kind: str, name: str) -> Treatment:
     if treatment is None:
         raise _unknown(kind, f"{name}.type", ITEMS)
     if treatment is _REFUSED:
-        raise UnsupportedParameter(f"'{name}' has type {kind!r}: {_ITEM_WAYS_OUT[kind]}", param=name)
+        raise UnsupportedParameter(f"'{name}' has type {brief(kind)}: {_ITEM_WAYS_OUT[kind]}", param=name)
     return treatment
 
 

@@ -318,7 +318,7 @@ class Prompts:
         grammar, it is everything that the model may write, with calls as their tools demand.
         """
         if request.response_format is None and request.tool_choice.mode not in FORCED:
-            if held_tool(request) is None:
+            if not request.tools or held_tool(request) is None:
                 return None
             return self._renderer.reading(request.tool_parser).held_grammar(request.tools)
         renderer = self._renderer.reading(request.tool_parser)

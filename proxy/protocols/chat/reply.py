@@ -140,8 +140,9 @@ class ChatStream:
         return sse.KEEPALIVE
 
     def finish(self, answers: Sequence[Answer]) -> bytes:
-        held = [self._chunk(self._input(*place), place[0]) for place in sorted(self._inputs)]
-        out = b"".join((*held, *(self._end(answer, at) for at, answer in enumerate(answers))))
+        out = b"".join([self._end(answer, at) for at, answer in enumerate(answers)])
+        if self._inputs:
+            out = b"".join([self._chunk(self._input(*place), place[0]) for place in sorted(self._inputs)]) + out
         if self._include_usage:
             out += sse.data({**self._head, "choices": [], "usage": usage_json(answers)})
         return out + sse.DONE

@@ -49,9 +49,9 @@ def test_the_regular_expression_has_the_texts_of_the_grammar(grammar: str) -> No
 @pytest.mark.parametrize(
     ("grammar", "reason"),
     [
-        ('start: "(" start ")" | "x"', "start is recursive"),
-        ("start: missing", "missing is not defined"),
-        ('begin: "x"', "start is not defined"),
+        ('start: "(" start ")" | "x"', "'start' is recursive"),
+        ("start: missing", "'missing' is not defined"),
+        ('begin: "x"', "'start' is not defined"),
         ('start: "x"\n%ignore " "', "%ignore"),
         ("start: X\n%import common.NOTHING", "not supported"),
         ('start: "x" )', "unexpected"),
@@ -59,7 +59,7 @@ def test_the_regular_expression_has_the_texts_of_the_grammar(grammar: str) -> No
         ('start: "x"\nstart: "y"', "twice"),
         ("start: @", "not supported"),
         ("nothing", "no rule"),
-        ("", "start is not defined"),
+        ("", "'start' is not defined"),
     ],
 )
 def test_a_grammar_without_a_regular_expression_is_refused_with_the_reason(grammar: str, reason: str) -> None:
