@@ -41,9 +41,9 @@ def check_paths(options: RunOptions, task: Task) -> None:
     _checked("--scorer", lambda: check_functions(None, options.scorer, task))
 
 
-async def check_agent(options: RunOptions, task: Task, url: str) -> None:
+async def check_agent(options: RunOptions, task: Task) -> None:
     """Create the agent once. Raises ConfigurationError for an object that is not an agent or for wrong arguments, and
-    for a command in a remote sandbox that cannot reach the server at `url`.
+    for a command in a remote sandbox that cannot reach its --server-url.
 
     Errors of its constructor are raised unchanged.
     """
@@ -53,7 +53,7 @@ async def check_agent(options: RunOptions, task: Task, url: str) -> None:
     except InvalidRequest as error:
         raise ConfigurationError(f"agent {options.agent or options.command[0]}: {error.message}") from None
     if isinstance(agent, CommandAgent):
-        agent.check_server(url)
+        agent.check_server()
     await agent.close()
 
 

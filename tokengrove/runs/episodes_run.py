@@ -112,7 +112,7 @@ async def play_prepared(
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(AsyncClient(server.url, server.admin_key))
         if prepared.options.executor != "ray":
-            await check_agent(prepared.options, prepared.tasks[0], server.url)
+            await check_agent(prepared.options, prepared.tasks[0])
         if executor is None:
             executor = executor_for(_executor_options(prepared.options), server_url=server.url)
             stack.push_async_callback(executor.close)

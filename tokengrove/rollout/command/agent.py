@@ -69,13 +69,16 @@ class CommandAgent:
         finally:
             await to_the_end(place.close())
 
-    def check_server(self, url: str) -> None:
-        """Raise ConfigurationError if a remote sandbox cannot reach `server_url`, or else `url`: a loopback address."""
+    def check_server(self, url: str = "") -> None:
+        """Raise ConfigurationError if a remote sandbox cannot reach `server_url`, or else `url`: a loopback address.
+
+        `url`: the address of a session; "" before the first one, because only the server knows its public address.
+        """
         seen = self.options.server_url or url
         if self._sandbox is not None and self._sandbox.elsewhere and is_loopback(seen):
             raise ConfigurationError(
-                f"{seen} is reachable from this machine only, and --sandbox {self.options.sandbox} is elsewhere: give "
-                "the server's public address as --server-url"
+                f"{seen} is reachable from this machine only, and --sandbox {self.options.sandbox} is elsewhere: start "
+                "the server with --public-url or --expose, or give its public address as --server-url"
             )
 
     async def close(self) -> None:

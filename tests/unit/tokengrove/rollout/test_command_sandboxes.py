@@ -174,13 +174,13 @@ def test_options_that_do_not_fit_are_refused_by_name(options: dict[str, Any], to
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:8080", "http://localhost:8080", "http://[::1]:80"])
-async def test_an_address_of_this_machine_is_refused_before_the_first_episode(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_address_of_this_machine_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FolderSandbox, "elsewhere", True)
-    options = RunOptions(command=("sh",), agent_arg=PLACE)
-    with pytest.raises(ConfigurationError, match=r"reachable from this machine only.*--server-url"):
-        await check_agent(options, Task("trees", {}), url)
-    public = RunOptions(command=("sh",), agent_arg={**PLACE, "server_url": "https://trees.example"})
-    await check_agent(public, Task("trees", {}), url)
-    await check_agent(options, Task("trees", {}), "https://trees.example")
+    refused = pytest.raises(ConfigurationError, match=r"reachable from this machine only.*--expose.*--server-url")
+    with refused:  # before the first episode
+        await check_agent(RunOptions(command=("sh",), agent_arg={**PLACE, "server_url": url}), Task("trees", {}))
+    await check_agent(RunOptions(command=("sh",), agent_arg=PLACE), Task("trees", {}))
+    agent = CommandAgent(AgentSpec("command", words=("sh",), arguments=PLACE))
+    with refused:  # the address of a session
+        agent.check_server(f"{url}/~secret")
+    agent.check_server("https://trees.example/~secret")
