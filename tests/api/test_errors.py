@@ -189,6 +189,7 @@ CASES: list[tuple[type[errors.ProxyError], Case, Script, dict[str, Any]]] = [
     (errors.TooManyRequests, good, raising(errors.TooManyRequests("full", retry_after_s=400)), {}),
     (errors.HeadersTooLarge, good, raising(errors.HeadersTooLarge("long")), {}),
     (errors.TooManyConnections, good, raising(errors.TooManyConnections("full")), {}),
+    (errors.TunnelUnavailable, good, raising(errors.TunnelUnavailable("starting again")), {}),
     (errors.EngineFailed, good, always(FAIL), {}),
     (errors.EngineFailed, good, raising(ZeroDivisionError("a bug in the engine")), {}),
     (errors.UpstreamFailed, good, raising(errors.UpstreamFailed("the external model fails")), {}),

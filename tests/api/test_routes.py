@@ -63,6 +63,7 @@ async def test_every_route_is_listed_as_public_or_needs_a_key(tmp_path: Path) ->
 ADMINS = {
     "/rl/grant_capacity", "/grant_capacity", "/rl/start_session", "/trajectories/export", "/export_trajectories",
     "/rl/reasons", "/rl/statistics", "/rl/events", "/rl/groups", "/rl/runs", "/rl/sessions",
+    "/rl/webhooks", "/rl/webhooks/resend",
     "/rl/sessions/{session:path}",
     "/rl/sessions/{session:path}/interactions/{interaction}", "/rl/sessions/{session:path}/images/{digest}",
     "/rl/sessions/{session:path}/annotations", "/trajectories/annotate", "/trajectories/mismatch",

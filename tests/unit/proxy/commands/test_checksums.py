@@ -119,7 +119,7 @@ def test_every_column_of_sessions_is_fixed_or_known_to_change() -> None:
     assert {
         *("number", "api_key_hash", "control_key_hash", "path_key_hash", "keys_expire_at", "updated_at", "next_seq"),
         *("revision", "ended_order", "claimed_by", "claimed_until", "claimed_order", "acknowledged_at", "exported_at"),
-        *("checksum", "end_checksum", "withdrawn_at"),
+        *("checksum", "end_checksum", "withdrawn_at", "feedback_key_hash"),
     } == OTHER
 
 
