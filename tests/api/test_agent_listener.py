@@ -82,7 +82,11 @@ async def test_agents_use_the_apis_with_the_key_and_with_the_address_of_their_se
 async def test_every_other_endpoint_of_the_server_is_absent(tmp_path: Path) -> None:
     """The canary: a new endpoint is not at the listener unless it is listed here."""
     ends = {path for path, _ in APIS} | {"detokenize", "parse", "models", "models/{model:path}"}
-    for_agents = {f"{prefix}/{end}" for prefix in ("/v1", "/{session:path}/v1", "/{session:path}", "") for end in ends}
+    google = {f"models/{{model:path}}:{call}" for call in ("generateContent", "streamGenerateContent", "countTokens")}
+    versions = {"": ends | google, "/v1": ends | google, "/v1alpha": google}
+    versions["/v1beta"] = google | {"models", "models/{model:path}"}
+    sessions = ("", "/{session:path}")
+    for_agents = {f"{at}{version}/{end}" for at in sessions for version, known in versions.items() for end in known}
     async with outside(tmp_path, says()) as server:
         started = await server.started()
         keys = (ADMIN_KEY, started["api_key"], started["control_key"])
