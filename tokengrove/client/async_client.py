@@ -336,6 +336,14 @@ class AsyncClient(Connection):
         """
         return await self.run(operations.annotate(bodies(samples, step, trainer, streams or {}, scalars or {}, align)))
 
+    async def webhook_deliveries(self, state: str = "dead", *, limit: int | None = None) -> list[dict[str, Json]]:
+        """Return the newest events that receivers of webhooks did not take: `dead`, or `waiting` for a next attempt."""
+        return await self.run(operations.webhook_deliveries(state, limit))
+
+    async def resend_webhooks(self, ids: Sequence[str] | None = None) -> int:
+        """Send dead letters again, those of the events `ids` or all, and return their number."""
+        return await self.run(operations.resend_webhooks(ids))
+
     async def trainer_steps(
         self, trainer: str | None = None, *, before: int | None = None, limit: int | None = None
     ) -> list[dict[str, Json]]:

@@ -280,6 +280,17 @@ def annotate(pages: Iterable[Mapping[str, Json]]) -> Steps[int]:
     return new
 
 
+def webhook_deliveries(state: str, limit: int | None) -> Steps[list[dict[str, Json]]]:
+    answer = yield Call("GET", "/rl/webhooks", params=_given({"state": state, "limit": limit}))
+    found: list[dict[str, Json]] = answer["deliveries"]
+    return found
+
+
+def resend_webhooks(ids: Sequence[str] | None) -> Steps[int]:
+    answer = yield Call("POST", "/rl/webhooks/resend", _given({"ids": ids}))
+    return int(answer["resent"])
+
+
 def trainer_steps(trainer: str | None, before: int | None, limit: int | None) -> Steps[list[dict[str, Json]]]:
     answer = yield Call(
         "GET", "/trajectories/steps", params=_given({"trainer": trainer, "before": before, "limit": limit})

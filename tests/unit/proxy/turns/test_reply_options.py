@@ -14,7 +14,7 @@ ELSEWHERE = {
     *("request_id", "further_prompts", "score_prompt", "prompt_logprobs"),
     *("state_hash", "purpose", "agent", "input_ids", "text", "images", "files"),
     *("given", "retry", "response_format", "prefill", "timeline", "sender", "route", "pinned", "reasoning_fields"),
-    "thread",
+    *("thread", "outside"),
 }
 ASK = (Message(Role.SYSTEM, "Be brief.", name=INSTRUCTIONS), Message(Role.USER, "one"))
 TOOLS = (Tool("f"),)

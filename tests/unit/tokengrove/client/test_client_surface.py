@@ -47,6 +47,8 @@ METHODS: dict[tuple[str, str], Callable[[Client, Session], object]] = {
     ("POST", "/trajectories/annotate"): lambda client, session: client.annotate(
         [sample([1], [2])], 1, {}, {"loss": [0.5]}
     ),
+    ("GET", "/rl/webhooks"): lambda client, session: client.webhook_deliveries(),
+    ("POST", "/rl/webhooks/resend"): lambda client, session: client.resend_webhooks(),
     ("GET", "/trajectories/steps"): lambda client, session: client.trainer_steps(),
     ("GET", "/trajectories/steps/{trainer}/{step}"): lambda client, session: client.trainer_step("t", 1),
     ("GET", "/trajectories/mismatch"): lambda client, session: client.mismatch(),
@@ -93,8 +95,9 @@ METHODS: dict[tuple[str, str], Callable[[Client, Session], object]] = {
 WITHOUT = {
     r"^/(ui(/.*)?)?": "the page, which browsers load",
     r"/(chat/completions|responses(/input_tokens)?|messages(/count_tokens)?)": "the SDKs of agents call it",
-    r"/models/\{model\}": "the SDKs of agents call it",
+    r"/models/\{model\}(:\w+)?": "the SDKs of agents call it",
     r"^(/\{session\})?/models(?<!engine/models)": "the same endpoint below /v1 has a method",
+    r"/v1beta/models": "Google's SDKs list models there",
     r"/completions": "those who render by themselves call it as they call vLLM",
     r"^(/\{session\})?/(generate|tokenize|detokenize|parse)": "the same endpoint below /v1 has a method",
     r"^/(export_trajectories|grant_capacity)": "AReaL's name of an endpoint that has a method",
