@@ -131,7 +131,10 @@ class Episodes:
             logger.info("episode ended", {"session": session.id, **session.labels, "why": why})
         except ProxyError as error:  # the sweep tries again
             session.ending = False
-            logger.warning("an episode could not be ended: %(why)s", {"why": error.message, "session": session.id})
+            logger.warning(
+                "an episode could not be ended: %(why)s",
+                {"why": error.message, "session": session.id, **session.labels},
+            )
 
 
 def _adopt(session: LiveSession, label: str) -> bool:

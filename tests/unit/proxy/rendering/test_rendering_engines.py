@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -164,7 +165,7 @@ def test_the_text_is_that_of_transformers(
     try:
         text = template.write(messages, offered, chosen, prompt=prompt)
     except InvalidRequest as error:
-        text = str(error).partition("this conversation: ")[2]
+        text = re.split(r"this conversation(?: with the options \{.*?\})?: ", str(error), maxsplit=1)[-1]
     try:
         wanted = hugging_face.apply_chat_template(
             messages, tools=offered, tokenize=False, add_generation_prompt=prompt, **chosen
