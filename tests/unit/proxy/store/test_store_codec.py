@@ -139,8 +139,8 @@ def interactions_of_any_kind(draw: st.DrawFn) -> Interaction:
 
 
 session_records = st.builds(
-    SessionRecord, plain_text, plain_text, names, st.sampled_from(SessionStatus), names, names, names, objects,
-    objects, objects, finite, st.sampled_from(Credit), st.none() | st.sampled_from(Outcome), names,
+    SessionRecord, plain_text, plain_text, names, st.sampled_from(SessionStatus), names, names, names, names,
+    objects, objects, objects, finite, st.sampled_from(Credit), st.none() | st.sampled_from(Outcome), names,
     st.none() | st.booleans(), objects, st.none() | st.integers(0, 2**40), times, times, st.none() | times,
     st.none() | times, st.booleans(), st.none() | st.integers(1, 1000),
 )  # fmt: skip
