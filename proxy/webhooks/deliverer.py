@@ -32,7 +32,7 @@ _AT_ONCE = 16
 # Other workers and servers do not notify this one of their events.
 _WATCH_S = 1.0
 # A lease also covers storing what became of the attempts.
-_MORE_LEASE_S = 60.0
+_MORE_LEASE_S = 20.0
 _FIRST_S, _LONGEST_S = 2.0, 3600.0
 _GONE = 410
 
