@@ -136,7 +136,7 @@ class Adapters:
             return self._live_one(pinned, f"'model' names version {pinned}")
         known = None if session_id is None else self._sessions.get(session_id)
         own = recorded if known is None or known.own is None else known.own
-        if policy is AdapterPinning.FOLLOW or own is None:
+        if policy == AdapterPinning.FOLLOW or own is None:
             if self.newest is None and recorded:
                 raise EngineUnavailable(
                     f"this session was sampled by adapters, and {self._name} has none since it started; publish one",
@@ -177,7 +177,7 @@ class Adapters:
             self._live[version].running += 1
         if session_id is not None:
             session = self._sessions.setdefault(session_id, _Session())
-            if pinned is None and policy is AdapterPinning.FOLLOW:
+            if pinned is None and policy == AdapterPinning.FOLLOW:
                 return version
             if policy is AdapterPinning.SESSION and session.own is None:
                 session.recorded = recorded is not None

@@ -75,7 +75,7 @@ class EngineRoute:
         """
         name = self.name
         own = [node.interaction for node in session.cache.nodes.values() if node.interaction.route == name]
-        if policy is AdapterPinning.FOLLOW:
+        if policy == AdapterPinning.FOLLOW:
             return max([turn.adapter or BASE for turn in own], default=None)
         first = min(own, key=_created_at, default=None)
         return None if first is None else first.adapter or BASE

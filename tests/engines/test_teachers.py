@@ -230,6 +230,11 @@ async def test_claims_and_layouts_have_them(tmp_path: Path, reference: Path) -> 
             check(sample, "ref", reference)
 
 
+def without_scores(sample: dict[str, Any]) -> dict[str, Any]:
+    """A sample without its scores, whose last digits depend on what is scored together."""
+    return {name: value for name, value in sample.items() if name != "ref_logprobs"}
+
+
 async def test_archived_sessions_are_scored_as_before(
     tmp_path: Path, reference: Path, scored: list[GenerateRequest]
 ) -> None:
@@ -247,7 +252,10 @@ async def test_archived_sessions_are_scored_as_before(
         assert [entry["session_id"] for entry in found["sessions"]] == both
         for sample in found["samples"]:
             check(sample, "ref", reference)
-        assert await export(server, session_ids=both) == found
+        again = await export(server, session_ids=both)
+        assert list(map(without_scores, again["samples"])) == list(map(without_scores, found["samples"]))
+        for sample in again["samples"]:
+            check(sample, "ref", reference)
         assert len(scored) == 9 + 3, "scores of archived sessions are not stored"
         columns = "SELECT DISTINCT session_id FROM side_columns"
         assert execute(url, columns) == [("stays",)]
