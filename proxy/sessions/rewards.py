@@ -293,25 +293,32 @@ class Scores:
     async def set_rewards(self, session: LiveSession, changes: Changes, noted: Noted | None = None) -> bool:
         """Set raw rewards and marks. Return False, with nothing set, if another replica changed the session meanwhile.
 
-        The session is then refreshed, and the caller decides on the changes again. `noted`: see `SessionChanges`.
+        The session is then refreshed, and the caller decides on the changes again. The returns of an ended session
+        change in the same commit. `noted`: see `SessionChanges`.
         """
-        done = await self._changes.set_rewards(session.id, changes, self._registry.seen(session), noted)
+        record, seen = session.record, self._registry.seen(session)
+        over = record.status is not SessionStatus.ACTIVE
+        done = await self._changes.set_rewards(
+            session.id,
+            changes,
+            seen,
+            noted,
+            ended=record if over else None,
+            returns=session.returns(changes) if over else {},
+        )
         if self._registry.shared:
             await self._registry.refresh(session)
         else:
             session.reward(changes)
-        if done:
-            await self.refresh_returns(session)
         return done
 
     async def add_late_turn(self, session: LiveSession) -> None:
         """Store the returns again after a turn that was committed while the session ended, or later."""
         async with session.lock:  # an end holds the lock until its commit
             with suppress(SessionNotFound):  # it was deleted meanwhile
-                await self.refresh_returns(session)
+                await self._store_returns(session)
 
-    async def refresh_returns(self, session: LiveSession) -> None:
-        """Compute and store the returns of an ended session again, after a reward or a late interaction."""
+    async def _store_returns(self, session: LiveSession) -> None:
         while (record := session.record).status is not SessionStatus.ACTIVE:
             returns, seen = session.returns(), self._registry.seen(session)
             if await self._changes.set_returns(session.id, record.discount, record.credit, returns, seen):

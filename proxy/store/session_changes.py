@@ -8,6 +8,7 @@ False, and changes nothing, if the session is no longer in that state; the calle
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from proxy.store.answer import Noted
@@ -20,6 +21,7 @@ from proxy.types import SessionRecord
 from tokengrove.options.session import Credit, Outcome, SessionStatus
 
 _NO_OUTCOME = "none"
+_NO_RETURNS: Mapping[str, float] = MappingProxyType({})
 
 
 class SessionChanges:
@@ -38,12 +40,17 @@ class SessionChanges:
         updates: Mapping[str, Mapping[str, Any]],
         seen: Seen | None = None,
         noted: Noted | None = None,
+        *,
+        ended: SessionRecord | None = None,
+        returns: Mapping[str, float] = _NO_RETURNS,
     ) -> bool:
         """Set the given fields (reward, rewards, token_rewards, trainable, spans) by interaction id: all or none.
 
+        `ended`: the record of a session that has ended; its `returns`, by interaction id, are in the same commit.
         Raises NotFound for an interaction of another session, InvalidRequest for a value that is not finite.
         """
-        change = writes.Rewards(session_id, updates, seen, self._outbox.urls)
+        values = None if ended is None else writes.Returns(session_id, ended.discount, ended.credit, returns)
+        change = writes.Rewards(session_id, updates, seen, values, self._outbox.urls)
         done: bool = await self._database.submit_noted(writes.set_rewards, change, noted)
         if done:
             self._database.changed.note(session_id)

@@ -9,6 +9,7 @@ import random
 import signal
 from pathlib import Path
 
+from tests.e2e.load import check_database
 from tests.e2e.online_users import TURNS_OF_EPISODE, Receiver, Users, flags, lost, receiving, run, settle
 from tests.e2e.processes import server_process
 from tests.e2e.test_workers import workers_of
@@ -41,6 +42,7 @@ async def test_a_killed_server_loses_no_turn_no_feedback_and_no_event(tmp_path: 
             await run(users, USERS, kill_once)
             await settle(users.url, receiver)
         check(users, receiver, url)
+    await asyncio.to_thread(check_database, url)
 
 
 async def test_a_killed_leader_of_workers_loses_no_turn_no_feedback_and_no_event(

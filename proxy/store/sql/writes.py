@@ -82,12 +82,13 @@ class Append:
 class Rewards:
     """By interaction id: the fields that change, of reward, rewards, token_rewards, trainable and spans.
 
-    `webhooks`: URLs that are told of rewards of an ended session.
+    `returns`: those of an ended session, with the change. `webhooks`: URLs that are told of its rewards.
     """
 
     session_id: str
     updates: Mapping[str, Mapping[str, Any]]
     seen: Seen | None = None
+    returns: Returns | None = None
     webhooks: Sequence[str] = ()
 
 
@@ -340,6 +341,8 @@ def _set_rewards(connection: Connection, rewards: Rewards) -> bool:
     if not _lock_as_seen(connection, rewards.session_id, rewards.seen):
         return False
     _put_rewards(connection, rewards.session_id, rewards.updates)
+    if rewards.returns is not None:
+        _put_returns(connection, rewards.returns)
     _touch(connection, rewards.session_id)
     if rewards.webhooks:
         late = [name for name, change in rewards.updates.items() if not REWARDS.isdisjoint(change)]

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from array import array
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from proxy.commands.audit import Audit, audit, check_session
 from proxy.store.inspection import Stored, inspecting
+from proxy.store.session_changes import SessionChanges
 from proxy.types import Interaction, SessionRecord
 from tests.databases import execute
 from tests.interactions import interaction
-from tests.support import assistant, says, serving, user
+from tests.support import assistant, default_url, says, serving, user
 from tests.wide import CROSSED
 from tokengrove.errors import ConfigurationError
 from tokengrove.options.session import SessionStatus
@@ -171,3 +173,22 @@ def test_an_ended_session_needs_a_place_in_the_order_of_ends() -> None:
 def test_a_parent_that_comes_after_its_child_is_found() -> None:
     nodes = [interaction("b", parent="a", seq=0), interaction("a", seq=1)]
     assert "its parent a is not an earlier complete interaction of the session" in faults(*nodes)
+
+
+@pytest.mark.parametrize("path", ["rl/set_reward", "rl/mark"])
+async def test_a_crash_after_a_late_reward_leaves_no_old_return(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    async def never(*_: Any, **__: Any) -> bool:
+        raise AssertionError("another commit, before which the server may be killed")
+
+    async with serving(tmp_path, says("one", "two")) as server:
+        first = await server.chat([user("a")])
+        await server.chat([user("a"), first["choices"][0]["message"], user("b")])
+        await server.ok("/s/rl/end_session", {"reward": 1.0})
+        monkeypatch.setattr(SessionChanges, "set_returns", never)
+        body = {"reward": 0.5} if path == "rl/set_reward" else {"trainable": False}
+        await server.ok(f"/s/{path}", {"interaction_id": first["id"], **body})
+        shown = [node["return"] for node in await server.tree()]
+    assert shown == ([1.5, 1.0] if path == "rl/set_reward" else [1.0, 1.0])
+    assert checked(default_url(tmp_path)).findings == []
