@@ -102,3 +102,17 @@ def _image_json(image: object) -> Any:
 
 ParsedBodies = dict[Api, ParsedItems[Any]]
 """The parsed items of one session. The state differs by API."""
+
+
+def read_items(
+    bodies: ParsedBodies | None, api: Api, items: list[Any], state: S, parse: Callable[[S, list[Any], int], object]
+) -> S:
+    """Return the state after all items, which must not be changed. `state`, `parse`: see `ParsedItems.read`.
+
+    `bodies`: the parsed items of earlier bodies of the session; without them, and for few items, all are parsed.
+    """
+    if bodies is None or len(items) < FEWEST:
+        parse(state, items, 0)
+        return state
+    known: ParsedItems[S] = bodies.setdefault(api, ParsedItems())
+    return known.read(items, state, parse)

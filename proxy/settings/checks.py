@@ -43,18 +43,21 @@ def check_proxies(text: str | None) -> None:
 
 def check_public_url(url: str | None) -> None:
     """Check the public URL. It may have a path, since a gateway may serve this server under one."""
-    if url is None:
-        return
-    try:
-        parts = urlsplit(url)
-        good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and "@" not in parts.netloc
-    except ValueError:
-        good = False
-    if not good or set("?# ") & set(url):
+    if url is not None and not _is_http_url(url, without="?# "):
         raise ConfigurationError(
             f"--public-url {url!r} is not a URL such as https://rollouts.example.org or https://example.org/a: it "
             "begins with http:// or https:// and a host, and has no user, query or fragment"
         )
+
+
+def _is_http_url(url: str, without: str) -> bool:
+    """Whether a URL has a host, no user, and none of these characters."""
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and "@" not in parts.netloc
+    except ValueError:
+        return False
+    return bool(good) and set(without).isdisjoint(url)
 
 
 def check_host(host: str, flag: str = "--host", port: str = "--port") -> None:
@@ -111,12 +114,7 @@ def read_webhook_secret(text: str) -> bytes:
 def check_webhooks(urls: Sequence[str], secret: str | None) -> None:
     """Check the receivers of webhooks and the secret that signs what they get."""
     for url in urls:
-        try:
-            parts = urlsplit(url)
-            good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and "@" not in parts.netloc
-        except ValueError:
-            good = False
-        if not good or set("# ") & set(url):
+        if not _is_http_url(url, without="# "):
             raise ConfigurationError(
                 f"--webhook {url!r} is not a URL such as https://example.org/events: it begins with http:// or "
                 "https:// and a host, and has no user and no fragment"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from proxy.parsed_items import FEWEST, ParsedBodies, ParsedItems
+from proxy.parsed_items import ParsedBodies, read_items
 from proxy.protocols.fields import expect_list, expect_object, expect_str, optional_bool, optional_str
 from proxy.protocols.google.names import MOST_SHOWN, given, in_camel
 from proxy.protocols.parts import Images, image_of, joined
@@ -135,12 +135,7 @@ class Conversation:
 
 def parse_contents(values: list[Any], bodies: ParsedBodies | None) -> Conversation:
     """Parse all contents of a body. `bodies`: the parsed items of earlier bodies of the session."""
-    conversation = Conversation()
-    if bodies is not None and len(values) >= FEWEST:
-        conversation = bodies.setdefault(Api.GOOGLE, ParsedItems()).read(values, conversation, Conversation.parse)
-    else:
-        conversation.parse(values)
-    return conversation
+    return read_items(bodies, Api.GOOGLE, values, Conversation(), Conversation.parse)
 
 
 def parse_system(value: Any, dropped: list[str]) -> tuple[Message, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from proxy.parsed_items import FEWEST, ParsedBodies, ParsedItems
+from proxy.parsed_items import ParsedBodies, read_items
 from proxy.protocols.messages.blocks import Notes, parse_message
 from proxy.types import Api, Message, Role
 
@@ -46,12 +46,7 @@ class Conversation:
 
 def parse_conversation(values: list[Any], bodies: ParsedBodies | None) -> Conversation:
     """Parse all messages of a body. `bodies`: the parsed items of earlier bodies of the session."""
-    conversation = Conversation()
-    if bodies is not None and len(values) >= FEWEST:
-        conversation = bodies.setdefault(Api.MESSAGES, ParsedItems()).read(values, conversation, Conversation.parse)
-    else:
-        conversation.parse(values)
-    return conversation
+    return read_items(bodies, Api.MESSAGES, values, Conversation(), Conversation.parse)
 
 
 def _merged(first: Message, second: Message) -> Message:

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from proxy.parsed_items import FEWEST, ParsedBodies, ParsedItems
+from proxy.parsed_items import ParsedBodies, read_items
 from proxy.protocols.fields import expect_list, expect_object, expect_str, optional_str
 from proxy.protocols.hosted_tools import HostedTool
 from proxy.protocols.openai_types import PARTS, Treatment, item_treatment, part_error
@@ -73,11 +73,8 @@ def parse_input(value: Any, bodies: ParsedBodies | None = None) -> ParsedInput:
     """
     if isinstance(value, str):
         return ParsedInput([Message(Role.USER, value)])
-    items, conversation = expect_list(value, "input"), _Conversation()
-    if bodies is not None and len(items) >= FEWEST:
-        conversation = bodies.setdefault(Api.RESPONSES, ParsedItems()).read(items, conversation, _Conversation.parse)
-    else:
-        conversation.parse(items)
+    items = expect_list(value, "input")
+    conversation = read_items(bodies, Api.RESPONSES, items, _Conversation(), _Conversation.parse)
     return ParsedInput(conversation.messages(), conversation.dropped, conversation.tools, conversation.loaded)
 
 
