@@ -199,7 +199,8 @@ async def serving(
 @contextlib.contextmanager
 def real_server(folder: Path, engine: str = "scripted", **settings: Any) -> Iterator[str]:
     """Run a server of the built-in model on a real socket, with the database `default_url(folder)`; yield its URL."""
-    configured = Settings(port=0, engine=engine, database_url=default_url(folder), log_level="warning", **settings)
+    given = {"port": 0, "engine": engine, "database_url": default_url(folder), "log_level": "warning", **settings}
+    configured = Settings(**given)
     with shared_renderer(configured), server.serving(configured) as url:
         yield url
 

@@ -1,4 +1,5 @@
-"""Simulated users of a served policy: endless chats, late feedback, and a receiver of webhooks that often fails.
+"""Simulated users of a served policy: endless chats, late feedback, a judge of each answer by what is said next, and a
+receiver of webhooks that often fails.
 
 `python -m tests.e2e.online_users --minutes 10` runs them against a server that is killed now and then, and prints what
 became of each turn, reward and event.
@@ -16,7 +17,7 @@ import random
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,13 +25,17 @@ from typing import Any
 import httpx
 import orjson
 
+from proxy.store.sql import codec
 from tests.databases import execute
 from tests.e2e.processes import Process, server_process
 from tests.support import free_port, user
+from tokengrove.client import AsyncClient
+from tokengrove.rollout.scorers import score_live, turn_scorer
 
 KEY = b"s" * 32
 SECRET = "whsec_" + base64.b64encode(KEY).decode()
-ADMIN = {"authorization": "Bearer " + "a" * 16}
+ADMIN_KEY = "a" * 16
+ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
 TURNS_OF_EPISODE = 3
 
 
@@ -105,18 +110,32 @@ class Users:
             keys = await self._ok(http, "/rl/rotate_keys", control, {"keys": ["feedback"]})
             feedback = {"authorization": f"Bearer {keys['feedback_key']}"}
             mine = {"authorization": f"Bearer {started['api_key']}"}
-            unrated: list[str] = []
+            unrated, messages = list[str](), list[Any]()
             while not self.over.is_set():
-                body = {"model": "m", "messages": [user(f"{name} says {len(self.seen)} {self.chance.random()}")]}
+                messages = messages[: 2 * TURNS_OF_EPISODE - 2] if len(messages) < 2 * TURNS_OF_EPISODE else []
+                messages.append(user(f"{name} says {len(self.seen)} {self.chance.random()}"))
+                body = {"model": "m", "max_tokens": 8, "messages": messages}
                 begun = time.monotonic()
                 reply = await self._ok(http, "/v1/chat/completions", mine, body)
                 self.slowest_s = max(self.slowest_s, time.monotonic() - begun)
                 self.seen.append(reply["id"])
+                messages.append(reply["choices"][0]["message"])
                 unrated.append(reply["id"])
                 if len(unrated) > self.chance.randrange(1, 6):
                     await self._rate(http, feedback, unrated.pop(0))
             for each in unrated:
                 await self._rate(http, feedback, each)
+
+    async def judge(self) -> None:
+        """Score each answer that was followed, until cancelled."""
+
+        @turn_scorer
+        async def followed(next_messages: Sequence[Mapping[str, Any]]) -> float:
+            return float(len(next_messages))
+
+        async with AsyncClient(self.url, ADMIN_KEY) as client:
+            async for _ in score_live(client, [followed], pause_s=lambda failures: 0.2):
+                ...
 
     async def _rate(self, http: httpx.AsyncClient, key: dict[str, str], reply_id: str) -> None:
         reward = round(self.chance.random(), 3)
@@ -162,7 +181,23 @@ def lost(users: Users, receiver: Receiver, database_url: str) -> dict[str, list[
         "rewards": [name for name, value in users.rated.items() if rewards.get(name) != value],
         "unrated": [name for name in users.seen if name not in users.rated],
         "ends": sorted(ended ^ told),
+        "scores": unjudged(database_url),
     }
+
+
+def unjudged(database_url: str) -> list[str]:
+    """The turns that were followed and do not have the score of the judge: one message followed."""
+    rows = execute(database_url, "SELECT id, parent_id, rewards FROM interactions WHERE status = 'complete'")
+    followed = {parent for _, parent, _ in rows if parent is not None}
+    return [
+        name for name, _, rewards in rows if name in followed and codec.decode_json(rewards, {}) != {"followed": 1.0}
+    ]
+
+
+async def all_judged(database_url: str) -> None:
+    """Wait until the judge has scored every turn that was followed."""
+    while unjudged(database_url):  # noqa: ASYNC110 (only the database knows)
+        await asyncio.sleep(0.1)
 
 
 def figures(users: Users, receiver: Receiver, dead: int, database_url: str) -> dict[str, Any]:
@@ -179,24 +214,31 @@ def figures(users: Users, receiver: Receiver, dead: int, database_url: str) -> d
         "duplicates": sum(receiver.accepted.values()) - len(receiver.accepted),
         "forged": receiver.forged,
         "slowest turn, s": round(users.slowest_s, 2),
+        "judged": len([1 for (rewards,) in execute(database_url, "SELECT rewards FROM interactions") if rewards]),
         "lost": {name: len(found) for name, found in lost(users, receiver, database_url).items()},
     }
 
 
 def flags(receiver: Receiver, port: int, *more: str) -> tuple[str, ...]:
     webhooks = ("--webhook", receiver.url, "--webhook-secret", SECRET, "--webhook-timeout-s", "0.5")
-    admin = ("--admin-key", "a" * 16, "--port", str(port))
+    admin = ("--admin-key", ADMIN_KEY, "--port", str(port))
     return ("--engine", "scripted", *webhooks, "--webhook-attempts", "2", *admin, *more)
 
 
-async def run(users: Users, number: int, until: Callable[[], Awaitable[None]]) -> None:
-    """Let users chat until `until` returns, and rate their last answers."""
+async def run(users: Users, number: int, database_url: str, until: Callable[[], Awaitable[None]]) -> None:
+    """Let users chat until `until` returns, rate their last answers, and judge what is left."""
+    judging = asyncio.create_task(users.judge())
     chats = asyncio.gather(*(users.chat(f"user-{each}") for each in range(number)))
     stop: asyncio.Future[None] = asyncio.ensure_future(until())
     await asyncio.wait(set[asyncio.Future[Any]]({chats, stop}), return_when=asyncio.FIRST_COMPLETED)
     users.over.set()
     await stop
     await chats
+    judged = asyncio.ensure_future(all_judged(database_url))
+    await asyncio.wait({judging, judged}, return_when=asyncio.FIRST_COMPLETED)
+    judging.cancel()
+    await asyncio.gather(judging, return_exceptions=True)
+    assert judged.done(), judging
 
 
 async def soak(minutes: float, number: int, kill_every_s: float, folder: Path) -> dict[str, Any]:
@@ -216,7 +258,7 @@ async def soak(minutes: float, number: int, kill_every_s: float, folder: Path) -
                         await asyncio.to_thread(process.kill)
                         process, kills = await asyncio.to_thread(start), kills + 1
 
-            await run(users, number, wreck)
+            await run(users, number, url, wreck)
             dead = await settle(process.url, receiver)
             return {"kills": kills, **figures(users, receiver, dead, url)}
 

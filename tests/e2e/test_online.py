@@ -19,7 +19,7 @@ USERS, TURNS = 8, 160
 
 
 def check(users: Users, receiver: Receiver, database_url: str) -> None:
-    assert lost(users, receiver, database_url) == {"turns": [], "rewards": [], "unrated": [], "ends": []}
+    assert lost(users, receiver, database_url) == {"turns": [], "rewards": [], "unrated": [], "ends": [], "scores": []}
     assert len(users.seen) == len(set(users.seen)) >= TURNS
     types = [each["type"] for each in receiver.events.values()]
     assert types.count("session.ended") >= len(users.seen) // TURNS_OF_EPISODE - USERS and "reward.late" in types
@@ -39,7 +39,7 @@ async def test_a_killed_server_loses_no_turn_no_feedback_and_no_event(tmp_path: 
                 await until(lambda: len(users.seen) >= TURNS)
 
             first = await asyncio.to_thread(stack.enter_context, server_process(tmp_path, *flags(receiver, port)))
-            await run(users, USERS, kill_once)
+            await run(users, USERS, url, kill_once)
             await settle(users.url, receiver)
         check(users, receiver, url)
     await asyncio.to_thread(check_database, url)
@@ -60,6 +60,6 @@ async def test_a_killed_leader_of_workers_loses_no_turn_no_feedback_and_no_event
                 os.kill(workers_of(server)[0], signal.SIGKILL)
                 await until(lambda: len(users.seen) >= TURNS)
 
-            await run(users, USERS, kill_leader)
+            await run(users, USERS, postgres_url, kill_leader)
             await settle(users.url, receiver)
             check(users, receiver, postgres_url)

@@ -329,6 +329,7 @@ PARTS: dict[str, set[str]] = {
         "tokengrove.rollout",
         "tokengrove.rollout.episodes",
         "tokengrove.rollout.harbor",
+        "tokengrove.rollout.scorers",
         "tokengrove.runs",
         "tokengrove.runs.config",
         "tokengrove.server_part",

@@ -166,7 +166,8 @@ class Acknowledged:
 class TreeNode:
     """One interaction of a session. `return_` is computed with the session's own discount and credit.
 
-    `turn`: its number among the complete interactions; None if it failed. `notes`: rare fields, for example how a
+    `turn`: its number among the complete interactions; None if it failed. `reward`: the main reward; `rewards`: those
+    with a name. `notes`: rare fields, for example how a
     client echoed an answer. `agent`: the agent that the client named. `route` and `route_kind`: what answered; None
     without a table of models.
 
@@ -203,6 +204,7 @@ class TreeNode:
     added: Mapping[str, Json] | None = None
     route: str | None = None
     route_kind: str | None = None
+    rewards: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def is_step(self) -> bool:

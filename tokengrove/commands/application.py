@@ -16,6 +16,7 @@ from tokengrove.commands.export import export
 from tokengrove.commands.failure import fail
 from tokengrove.commands.harbor import harbor
 from tokengrove.commands.rollout import RunCommand, rollout
+from tokengrove.commands.score import score
 from tokengrove.commands.show import ShowHelp, show
 from tokengrove.commands.version import show_version
 from tokengrove.commands.watch import watch
@@ -23,7 +24,21 @@ from tokengrove.errors import ConfigurationError
 from tokengrove.server_part import server_part
 
 _OF_THE_SERVER = ("serve", "demo", "doctor", "import", "archive", "db")
-_ORDER = ("serve", "demo", "doctor", "export", "rollout", "eval", "harbor", "show", "watch", "import", "archive", "db")
+_ORDER = (
+    "serve",
+    "demo",
+    "doctor",
+    "export",
+    "rollout",
+    "eval",
+    "harbor",
+    "score",
+    "show",
+    "watch",
+    "import",
+    "archive",
+    "db",
+)
 
 
 class _Commands(typer.core.TyperGroup):
@@ -88,5 +103,6 @@ app.command()(export)
 app.command(cls=RunCommand)(rollout)
 app.command("eval", cls=RunCommand)(eval_)
 app.command()(harbor)
+app.command()(score)
 app.command(cls=ShowHelp)(show)
 app.command()(watch)

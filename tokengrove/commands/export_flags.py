@@ -27,6 +27,10 @@ _FLAGS: Mapping[str, tuple[str, Option]] = {
 }
 """By parameter: the option's place in the body, and the option."""
 _OF_RUNS = (SAMPLES, TRAIN, PADDED)
+_WHOLE = {
+    *("group_id", "task_id", "status", "outcome", "since", "metadata", "metrics", "rewarded", "validation"),
+}
+"""Options of a filter that select whole sessions, not turns or samples."""
 _OF_SESSIONS = ("discount", "credit")
 """Options of an export that a run sets for its sessions (`--session discount=0.9`), so that all exports agree."""
 _ALSO = {"page_size": "--limit"}
@@ -38,6 +42,11 @@ _RANGE = {">=": "min", "<=": "max"}
 def takes_export_flags(command: Command) -> Command:
     """Add the flags of an export."""
     return with_flags(command, [flag_parameter(each, also=_ALSO.get(name, "")) for name, (_, each) in _FLAGS.items()])
+
+
+def takes_session_flags(command: Command) -> Command:
+    """Add the flags that select whole sessions."""
+    return with_flags(command, [flag_parameter(each) for each in _PLACES["filter"].values() if each.name in _WHOLE])
 
 
 def run_export_flags() -> dict[str, inspect.Parameter]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tokengrove.client import AsyncClient, SessionTree, TreeNode
 
-_READ_AT_ONCE = 8
+_CONTENT = "added"
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +16,8 @@ class Turn:
     """A complete turn. `index` counts complete turns from 0, in order of completion.
 
     `messages`: the messages of the request. `reply`: the assistant's message, with `content` and, if any, `tool_calls`.
+    `next_messages`: what was sent after the reply, that is, the messages which the first turn that continues this one
+    added: of the user, or the results of tools. Empty while no turn continues it.
     `purpose`: `main` for the work of the agent itself. `agent`: the agent's name that marks the turn. `reward` is the
     main reward and `rewards` are the named rewards, as they were set when the turn was read.
     """
@@ -30,6 +31,7 @@ class Turn:
     finish_reason: str | None = None
     reward: float | None = None
     rewards: Mapping[str, float] = field(default_factory=dict)
+    next_messages: Sequence[Mapping[str, Any]] = ()
 
     @property
     def tool_calls(self) -> Sequence[Mapping[str, Any]]:
@@ -108,20 +110,45 @@ async def read_trajectory(
     client: AsyncClient, tree: SessionTree, task: Mapping[str, Any], nodes: Iterable[TreeNode] | None = None
 ) -> Trajectory:
     """Read the content of these complete turns; None: of all. Raises the server's errors."""
-    room = asyncio.Semaphore(_READ_AT_ONCE)
+    read = await client.session_tree(tree.session_id, [_CONTENT])
+    wanted = {node.id for node in (complete(tree) if nodes is None else nodes)}
+    return replace(trajectory_of(read, task, wanted), session=tree)
 
-    async def read(node: TreeNode) -> Turn:
-        async with room:
-            shown = await client.show_turn(tree.session_id, node.id, ["messages"])
-        return _turn(shown)
 
-    reading = [asyncio.ensure_future(read(node)) for node in (complete(tree) if nodes is None else nodes)]
-    try:
-        turns = await asyncio.gather(*reading)
-    finally:
-        for each in reading:
-            each.cancel()
+async def read_whole(client: AsyncClient, session_id: str) -> SessionTree:
+    """The session as `read_tree` reads it, and with what `trajectory_of` needs. Raises the server's errors."""
+    return await client.session_tree(session_id, ["score", _CONTENT])
+
+
+def trajectory_of(tree: SessionTree, task: Mapping[str, Any], wanted: Collection[str] | None = None) -> Trajectory:
+    """The trajectory of a session with content. `wanted`: the ids of its turns; None: all."""
+    conversations, following = _conversations(tree), _following(tree)
+    turns = [
+        _turn(node, conversations[node.id], following.get(node.id, ()))
+        for node in complete(tree)
+        if wanted is None or node.id in wanted
+    ]
     return Trajectory(tree.session_id, task, turns, tree)
+
+
+def _conversations(tree: SessionTree) -> dict[str, list[Mapping[str, Any]]]:
+    """The messages of the request of each complete turn, by its id. Parents come before their children."""
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    replies: dict[str, Mapping[str, Any]] = {}
+    for node in tree.interactions:
+        if node.turn is not None and node.added is not None:
+            above = [] if node.parent_id is None else [*found[node.parent_id], replies[node.parent_id]]
+            found[node.id], replies[node.id] = [*above, *node.added["messages"]], node.added["output"]
+    return found
+
+
+def _following(tree: SessionTree) -> dict[str, Sequence[Mapping[str, Any]]]:
+    """What the first complete turn below each turn added, by the id of the turn above."""
+    found: dict[str, Sequence[Mapping[str, Any]]] = {}
+    for node in tree.interactions:
+        if node.turn is not None and node.parent_id is not None and node.added is not None:
+            found.setdefault(node.parent_id, node.added["messages"])
+    return found
 
 
 def text_of(message: Mapping[str, Any]) -> str:
@@ -132,15 +159,17 @@ def text_of(message: Mapping[str, Any]) -> str:
     return "".join(str(part.get("text", "")) for part in content or () if isinstance(part, Mapping))
 
 
-def _turn(shown: Mapping[str, Any]) -> Turn:
+def _turn(node: TreeNode, messages: Sequence[Mapping[str, Any]], following: Sequence[Mapping[str, Any]]) -> Turn:
+    assert node.turn is not None and node.added is not None
     return Turn(
-        interaction_id=shown["id"],
-        index=shown["turn"],
-        messages=shown["messages"],
-        reply=shown["output"],
-        purpose=shown["purpose"],
-        agent=shown["agent"],
-        finish_reason=shown["finish_reason"],
-        reward=shown["reward"],
-        rewards=shown["rewards"],
+        interaction_id=node.id,
+        index=node.turn,
+        messages=messages,
+        reply=node.added["output"],
+        purpose=node.purpose,
+        agent=node.agent,
+        finish_reason=node.finish_reason,
+        reward=None if node.reward is None else float(node.reward),
+        rewards=node.rewards,
+        next_messages=following,
     )

@@ -24,9 +24,11 @@ class Scored:
     """The scores of a session.
 
     `scores`: by the scorer's name; the mean if a scorer scored several turns. `failures`: the calls that failed. The
-    scores of all other calls are recorded.
+    scores of all other calls are recorded. `without`: the calls that returned no score, by the scorer's name and the
+    interaction id (None: of a trajectory).
     """
 
     session_id: str
     scores: Mapping[str, float] = field(default_factory=dict)
     failures: Sequence[ScorerFailure] = ()
+    without: Sequence[tuple[str, str | None]] = ()

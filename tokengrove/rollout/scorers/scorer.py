@@ -9,6 +9,7 @@ Its arguments, by the names of its parameters; the first parameter may have any 
 | `messages` | of the request | the conversation that ends with the last turn, including its reply |
 | `output` | the text of the reply | the text of the last reply |
 | `reply`, `tool_calls`, `interaction_id`, `index` | of the turn | |
+| `next_messages` | what was sent after the reply; called only once there is something | |
 | `turns`, `interaction_ids` | | all complete turns, and their ids |
 | `reward`, `rewards` | the main reward and the named rewards of the turn | their sums over the turns |
 | `task` or `data`, `session_id`, `session` | the row of the data, and the session | the same |
@@ -41,7 +42,7 @@ CONCURRENCY = 16
 _NAME = re.compile(r"[\w.:+/-]{1,100}", re.ASCII)
 _SHARED = ("trajectory", "messages", "output", "reward", "rewards", "task", "data", "session", "session_id", "client")
 _KNOWN: dict[Per, tuple[str, ...]] = {
-    "turn": ("turn", "reply", "tool_calls", "interaction_id", "index", *_SHARED),
+    "turn": ("turn", "reply", "tool_calls", "next_messages", "interaction_id", "index", *_SHARED),
     "trajectory": ("turns", "interaction_ids", *_SHARED),
 }
 
@@ -91,6 +92,11 @@ class Scorer:
                 param="scorers",
             )
 
+    @property
+    def reads_next(self) -> bool:
+        """Whether it scores only turns that were followed: its parameter `next_messages` has no default."""
+        return any(each.name == "next_messages" and each.default is each.empty for each in parameters(self.function))
+
     async def score_turn(
         self, turn: Turn, trajectory: Trajectory, timeout_s: float | None, client: AsyncClient | None = None
     ) -> float | None:
@@ -102,6 +108,7 @@ class Scorer:
         given = {
             **{"turn": turn, "messages": turn.messages, "reply": turn.reply, "output": turn.text},
             **{"tool_calls": turn.tool_calls, "interaction_id": turn.interaction_id, "index": turn.index},
+            **{"next_messages": turn.next_messages},
             **{"reward": turn.reward, "rewards": turn.rewards},
         }
         result = await self._called(turn, {**given, "client": client}, trajectory, timeout_s)

@@ -18,6 +18,18 @@ from tokengrove.rollout.trajectory import Trajectory, Turn
 Record = Callable[[Mapping[str, Any]], Awaitable[None]]
 """Sends the body of a `set_reward`."""
 
+Wanted = Callable[[Scorer, Turn], bool]
+
+
+def every(scorer: Scorer, turn: Turn) -> bool:
+    """Score all turns, also those that have the scorer's reward."""
+    return True
+
+
+def unscored(scorer: Scorer, turn: Turn) -> bool:
+    """Whether the turn does not have the scorer's reward."""
+    return scorer.name not in turn.rewards
+
 
 async def score_trajectory(
     scorers: Sequence[Scorer],
@@ -25,15 +37,17 @@ async def score_trajectory(
     record: Record,
     timeout_s: float | None = None,
     client: AsyncClient | None = None,
+    wanted: Wanted = every,
 ) -> Scored:
     """Call all scorers and record their results.
 
     `timeout_s`: seconds that a call may take, unless the scorer has its own limit. `client`: passed to scorers with
-    this parameter. The score of a trajectory is recorded on its last turn. Raises InvalidRequest for two scorers with
-    the same name, and the exceptions of `record`, except InvalidRequest and NotFound, which are failures of the scorer.
+    this parameter. `wanted`: whether a scorer is called for a turn; a scorer of trajectories is called if all turns are
+    wanted. The score of a trajectory is recorded on its last turn. Raises InvalidRequest for two scorers with the same
+    name, and the exceptions of `record`, except InvalidRequest and NotFound, which are failures of the scorer.
     """
     check_names(scorers)
-    calls = [_Call(scorer, turn) for scorer in scorers for turn in _parts(scorer, trajectory)]
+    calls = [_Call(scorer, turn) for scorer in scorers for turn in _parts(scorer, trajectory, wanted)]
     running = [asyncio.ensure_future(call.run(trajectory, record, timeout_s, client)) for call in calls]
     try:
         await asyncio.gather(*running)
@@ -45,7 +59,12 @@ async def score_trajectory(
         scorer.name: [value for call in calls if call.scorer is scorer for value in call.values] for scorer in scorers
     }
     scores = {name: fmean(values) for name, values in found.items() if values}
-    return Scored(trajectory.session_id, scores, [call.failure for call in calls if call.failure is not None])
+    return Scored(
+        trajectory.session_id,
+        scores,
+        [call.failure for call in calls if call.failure is not None],
+        [(call.scorer.name, call.interaction_id) for call in calls if not call.values and call.failure is None],
+    )
 
 
 def check_names(scorers: Sequence[Scorer]) -> None:
@@ -55,9 +74,12 @@ def check_names(scorers: Sequence[Scorer]) -> None:
         raise InvalidRequest(f"two scorers have the name {twice!r}: rename one of them", param="scorers")
 
 
-def _parts(scorer: Scorer, trajectory: Trajectory) -> Sequence[Turn | None]:
+def _parts(scorer: Scorer, trajectory: Trajectory, wanted: Wanted) -> Sequence[Turn | None]:
     """The turns for which a scorer is called; [None]: once for the trajectory. Empty if there are no turns."""
-    return trajectory.turns if scorer.per == "turn" or not trajectory.turns else [None]
+    left = [turn for turn in trajectory.turns if wanted(scorer, turn)]
+    if scorer.per == "turn":
+        return [turn for turn in left if turn.next_messages or not scorer.reads_next]
+    return [None] if left and len(left) == len(trajectory.turns) else []
 
 
 class _Call:
@@ -67,6 +89,11 @@ class _Call:
         self.scorer, self._turn = scorer, turn
         self.values: list[float] = []
         self.failure: ScorerFailure | None = None
+
+    @property
+    def interaction_id(self) -> str | None:
+        """The turn; None for the trajectory."""
+        return None if self._turn is None else self._turn.interaction_id
 
     async def run(
         self, trajectory: Trajectory, record: Record, timeout_s: float | None, client: AsyncClient | None

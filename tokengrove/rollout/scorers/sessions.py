@@ -13,10 +13,12 @@ from tokengrove.client.options import SessionFilter
 from tokengrove.errors import InvalidRequest, ProxyError
 from tokengrove.rollout.scorers.scored import Scored, ScorerFailure
 from tokengrove.rollout.scorers.scorer import Scorer, as_scorer, load_scorer
-from tokengrove.rollout.scorers.scoring import check_names, score_trajectory
-from tokengrove.rollout.trajectory import Trajectory, read_trajectory, read_tree
+from tokengrove.rollout.scorers.scoring import Wanted, check_names, every, score_trajectory, unscored
+from tokengrove.rollout.trajectory import read_whole, trajectory_of
 
 TaskOf = Callable[[SessionTree], Mapping[str, Any]]
+Tasks = Mapping[str, Mapping[str, Any]] | TaskOf | None
+"""The rows by task id, or a function from a session to its row."""
 
 
 async def score_sessions(
@@ -24,7 +26,7 @@ async def score_sessions(
     filter: SessionFilter | None,
     scorers: Sequence[Scorer | Callable[..., Any] | str],
     *,
-    tasks: Mapping[str, Mapping[str, Any]] | TaskOf | None = None,
+    tasks: Tasks = None,
     concurrency: int = 16,
     timeout_s: float | None = 600.0,
     again: bool = False,
@@ -33,15 +35,14 @@ async def score_sessions(
 
     `client`: has the admin key. `scorers`: scorers, functions or their paths. `tasks`: the rows by task id, or a
     function from a session to its row; without a row, a session's metadata are used. `concurrency`: the number of
-    sessions that are scored at once. `timeout_s`: seconds that a call of a scorer may take. A scorer whose rewards a
-    session already has is not called, unless `again` is true, so an interrupted call can be repeated.
+    sessions that are scored at once. `timeout_s`: seconds that a call of a scorer may take. A scorer is not called
+    for what has its reward already, unless `again` is true, so an interrupted call can be repeated.
 
     The result has an entry for each session, in the order of the server's list. If the server refuses to read a session
     or to record its scores, the entry has a failure. Raises InvalidRequest for invalid scorers, and the server's errors
     for the list itself.
     """
-    made = [load_scorer(each) if isinstance(each, str) else as_scorer(each, _name(each)) for each in scorers]
-    check_names(made)
+    made = loaded(scorers)
     if concurrency < 1:
         raise InvalidRequest("'concurrency' must be at least 1", param="concurrency")
     listed = await client.sessions({"status": "ended"} if filter is None else filter)
@@ -49,7 +50,7 @@ async def score_sessions(
 
     async def one(session_id: str) -> Scored:
         async with room:
-            return await _scored(client, session_id, made, tasks, timeout_s, again)
+            return await score_session(client, session_id, made, tasks, timeout_s, every if again else unscored)
 
     running = [asyncio.ensure_future(one(each["session_id"])) for each in listed]
     try:
@@ -60,21 +61,28 @@ async def score_sessions(
         await asyncio.gather(*running, return_exceptions=True)
 
 
-async def _scored(
+async def score_session(
     client: AsyncClient,
     session_id: str,
     scorers: Sequence[Scorer],
-    tasks: Mapping[str, Mapping[str, Any]] | TaskOf | None,
-    timeout_s: float | None,
-    again: bool,
+    tasks: Tasks = None,
+    timeout_s: float | None = None,
+    wanted: Wanted = every,
 ) -> Scored:
+    """Score one session. The server's errors are failures of the result."""
     try:
-        tree = await read_tree(client, session_id)
-        trajectory = await read_trajectory(client, tree, _task(tree, tasks))
-        wanted = [scorer for scorer in scorers if again or not _has(trajectory, scorer)]
-        return await score_trajectory(wanted, trajectory, recorder(client, session_id), timeout_s, client)
+        tree = await read_whole(client, session_id)
+        trajectory = trajectory_of(tree, _task(tree, tasks))
+        return await score_trajectory(scorers, trajectory, recorder(client, session_id), timeout_s, client, wanted)
     except ProxyError as error:
         return Scored(session_id, {}, [ScorerFailure("all", None, f"session {session_id}: {exit_reason(error)}")])
+
+
+def loaded(scorers: Sequence[Scorer | Callable[..., Any] | str]) -> list[Scorer]:
+    """The scorers of functions and paths. Raises InvalidRequest for what is no scorer, and for two of one name."""
+    made = [load_scorer(each) if isinstance(each, str) else as_scorer(each, _name(each)) for each in scorers]
+    check_names(made)
+    return made
 
 
 def recorder(client: AsyncClient, session_id: str) -> Callable[[Mapping[str, Any]], Any]:
@@ -90,13 +98,7 @@ def _set_reward(session_id: str, body: Mapping[str, Any]) -> Steps[None]:
     yield Call("POST", f"/{session_path(session_id)}/rl/set_reward", body)
 
 
-def _has(trajectory: Trajectory, scorer: Scorer) -> bool:
-    """Whether the scorer has scored this trajectory: all turns, or any turn for a scorer of trajectories."""
-    scored = [scorer.name in turn.rewards for turn in trajectory.turns]
-    return bool(scored) and (all(scored) if scorer.per == "turn" else any(scored))
-
-
-def _task(tree: SessionTree, tasks: Mapping[str, Mapping[str, Any]] | TaskOf | None) -> Mapping[str, Any]:
+def _task(tree: SessionTree, tasks: Tasks) -> Mapping[str, Any]:
     if callable(tasks):
         return tasks(tree)
     metadata: Mapping[str, Any] = tree.extra.get("metadata") or {}

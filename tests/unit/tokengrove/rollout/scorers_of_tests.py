@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -54,3 +55,11 @@ def unmarked(output: str) -> float:
 @trajectory_scorer
 def breaks(trajectory: Trajectory) -> float:
     raise LookupError("the judge is away")
+
+
+@turn_scorer
+def interrupts(turn: Turn, session_id: str) -> float:
+    """Score the session `a`; in the next one, act like Ctrl-C."""
+    if session_id != "a":
+        signal.raise_signal(signal.SIGINT)
+    return 1.0
