@@ -167,9 +167,8 @@ class TreeNode:
     """One interaction of a session. `return_` is computed with the session's own discount and credit.
 
     `turn`: its number among the complete interactions; None if it failed. `reward`: the main reward; `rewards`: those
-    with a name. `notes`: rare fields, for example how a
-    client echoed an answer. `agent`: the agent that the client named. `route` and `route_kind`: what answered; None
-    without a table of models.
+    with a name. `notes`: rare fields, for example how a client echoed an answer. `agent`: the agent that the client
+    named. `route` and `route_kind`: what answered; None without a table of models.
 
     None unless `include` requested them: `compared` (the continued turn, or the differences from the nearest turn),
     `reply` (as sent to the client), `times` (Unix seconds), `logprobs` (one per sampled token; also None if the answer

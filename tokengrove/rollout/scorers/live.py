@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from typing import Any
 
 from tokengrove.client import AsyncClient, ServerUnreachable
 from tokengrove.client.options import SessionFilter
@@ -30,6 +30,11 @@ _FIRST_S, _LONGEST_S = 2.0, 300.0
 _LISTED = 1000
 
 
+def pause_after(failures: int) -> float:
+    """Seconds until a session is scored again, after this many failures in a row."""
+    return float(min(_FIRST_S * 2.0 ** min(failures - 1, 30), _LONGEST_S))
+
+
 async def score_live(
     client: AsyncClient,
     scorers: Sequence[Scorer | Callable[..., Any] | str],
@@ -38,7 +43,7 @@ async def score_live(
     tasks: Tasks = None,
     concurrency: int = 16,
     timeout_s: float | None = 600.0,
-    pause_s: Callable[[int], float] | None = None,
+    pause_s: Callable[[int], float] = pause_after,
 ) -> AsyncGenerator[Scored]:
     """Score sessions as they change, and yield the scores and failures of each, until the iterator is closed.
 
@@ -52,17 +57,12 @@ async def score_live(
     """
     if concurrency < 1:
         raise InvalidRequest("'concurrency' must be at least 1", param="concurrency")
-    chosen: dict[str, Any] = {"since": time.time() - _SINCE_S} if filter is None else dict(filter)
-    live = _Live(client, loaded(scorers), chosen, tasks, asyncio.Semaphore(concurrency), timeout_s, pause_s or _pause)
+    live = _Live(client, loaded(scorers), filter, tasks, asyncio.Semaphore(concurrency), timeout_s, pause_s)
     try:
         async for scored in live.results():
             yield scored
     finally:
         await live.close()
-
-
-def _pause(failures: int) -> float:
-    return min(_FIRST_S * 2.0 ** (failures - 1), _LONGEST_S)
 
 
 class _Live:
@@ -72,7 +72,7 @@ class _Live:
         self,
         client: AsyncClient,
         scorers: Sequence[Scorer],
-        filter: Mapping[str, Any],
+        filter: SessionFilter | None,
         tasks: Tasks,
         room: asyncio.Semaphore,
         timeout_s: float | None,
@@ -133,8 +133,9 @@ class _Live:
     async def _look(self, changed: Sequence[str] | None) -> None:
         """Score the sessions of these ids that the filter selects, and forget the others; None: all of the filter."""
         names = None if changed is None or len(changed) > _LISTED else list(changed)
-        named = {} if names is None else {"session_ids": names}
-        listed = await self._client.sessions(cast(Any, {**self._filter, **named}))
+        chosen: Any = {"since": time.time() - _SINCE_S} if self._filter is None else self._filter
+        asked: Any = chosen if names is None else {**chosen, "session_ids": names}
+        listed = await self._client.sessions(asked)
         ended = {each["session_id"]: each["status"] != "active" for each in listed}
         for name in self._without.keys() - ended.keys() if names is None else set(names) - ended.keys():
             self._without.pop(name, None)
