@@ -144,15 +144,7 @@ def application(machines: Machines) -> Starlette:
 
 async def _run(socket: WebSocket, machine: Machine, words: list[str]) -> None:
     """Run a command whose input and outputs are the channels 0, 1 and 2; its end is told in channel 3."""
-    process = await asyncio.create_subprocess_exec(
-        *words,
-        env=machine.variables,
-        cwd=machine.folder / "home",
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        start_new_session=True,
-    )
+    process = await machine.start(words)
     assert process.stdin is not None
 
     async def feed() -> None:

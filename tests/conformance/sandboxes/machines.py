@@ -43,6 +43,17 @@ class Machine:
         )
         return done.returncode, done.stdout, done.stderr
 
+    async def start(self, words: Sequence[str]) -> asyncio.subprocess.Process:
+        """A program whose input and outputs are pipes."""
+        pipe = asyncio.subprocess.PIPE
+        return await asyncio.create_subprocess_exec(
+            *words,
+            env=self.variables,
+            cwd=self.folder / "home",
+            **{"stdin": pipe, "stdout": pipe, "stderr": pipe},
+            start_new_session=True,
+        )
+
 
 @dataclass
 class Machines:

@@ -14,9 +14,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from tokengrove.options.option import option
-from tokengrove.rollout.sandboxes.kubernetes_sandbox import LOOK_S, REQUEST_S, KubernetesSandbox
+from tokengrove.rollout.sandboxes.kubernetes_sandbox import LOOK_S, KubernetesSandbox
 from tokengrove.rollout.sandboxes.remote_sandbox import OWNER
 from tokengrove.rollout.sandboxes.remote_settings import RemoteSettings
+from tokengrove.rollout.sandboxes.remote_shell import REQUEST_S
 
 _CLAIMS = {"group": "extensions.agents.x-k8s.io", "version": "v1beta1", "plural": "sandboxclaims"}
 _SANDBOXES = {"group": "agents.x-k8s.io", "version": "v1beta1", "plural": "sandboxes"}

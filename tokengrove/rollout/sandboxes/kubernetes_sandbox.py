@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import os
-import shlex
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,14 +15,13 @@ from typing import Any
 
 from tokengrove.errors import ConfigurationError
 from tokengrove.options.option import option
-from tokengrove.rollout.sandboxes.remote_sandbox import OWNER, RemoteSandbox
+from tokengrove.rollout.sandboxes.remote_sandbox import OWNER
 from tokengrove.rollout.sandboxes.remote_settings import RemoteSettings
+from tokengrove.rollout.sandboxes.remote_shell import ALIVE, REQUEST_S, RemoteShell
 
-REQUEST_S, TRANSFER_S, LOOK_S = 60.0, 600.0, 0.5
+LOOK_S = 0.5
 _FRAME = 64 * 1024
 _CONTAINER = "sandbox"
-_ALIVE = "trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done"
-"""The first process of a container. As a shell it also reaps the processes that commands leave."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +37,7 @@ class KubernetesSettings(RemoteSettings):
     service_account: str | None = option(None, "Service account, for image pull secrets; its token is not mounted.")
 
 
-class KubernetesSandbox(RemoteSandbox):
+class KubernetesSandbox(RemoteShell):
     """A pod, whose commands are run through the API server (`exec`)."""
 
     extra = "kubernetes"
@@ -87,7 +85,7 @@ class KubernetesSandbox(RemoteSandbox):
         }
         resources = {name: value for name, value in wanted.items() if value is not None}
         container = {
-            **{"name": _CONTAINER, "image": settings.image, "command": ["/bin/sh", "-c", _ALIVE]},
+            **{"name": _CONTAINER, "image": settings.image, "command": ["/bin/sh", "-c", ALIVE]},
             "resources": {"requests": resources, "limits": resources},
         }
         spec = {
@@ -112,31 +110,7 @@ class KubernetesSandbox(RemoteSandbox):
                 raise RuntimeError(f"the pod {self._name} does not run ({why})")
             time.sleep(LOOK_S)
 
-    def execute(self, script: str, env: Mapping[str, str]) -> tuple[int, str]:
-        # Both go through stdin: a command is part of the URL, which logs have, and is visible in the pod.
-        for name in env:
-            if not (name.isascii() and name.isidentifier()):
-                raise ConfigurationError(f"{name!r} cannot be the name of a variable in a pod")
-        exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in env.items())
-        given = f"{exports}{script}".encode()
-        code, out, err = self._exec(f'eval "$(head -c {len(given)})"', given, REQUEST_S)
-        return code, (out if code == 0 else out + err).decode(errors="replace")
-
-    def write(self, path: str, content: bytes) -> None:
-        name = shlex.quote(path)
-        self._done(f'mkdir -p "$(dirname {name})" && head -c {len(content)} >{name}', content)
-
-    def read(self, path: str) -> bytes:
-        return self._done(f"cat {shlex.quote(path)}")
-
-    def _done(self, script: str, stdin: bytes = b"") -> bytes:
-        code, out, err = self._exec(script, stdin, TRANSFER_S)
-        if code:
-            raise RuntimeError(f"a command in the pod exited with {code}: {err.decode(errors='replace')[-500:]}")
-        return out
-
-    def _exec(self, script: str, stdin: bytes, limit_s: float) -> tuple[int, bytes, bytes]:
-        """The exit code, stdout and stderr of a script that reads no more than `stdin`, whose end it does not see."""
+    def shell(self, script: str, stdin: bytes, limit_s: float) -> tuple[int, bytes, bytes]:
         connection = self._sdk.stream.stream(
             self._api().connect_get_namespaced_pod_exec,
             self._pod_name,
