@@ -597,6 +597,7 @@ OUTSIDE: dict[str, set[str]] = {
     "kubernetes": {"tokengrove.rollout.sandboxes"},
     "llguidance": {"engine.transformers"},
     "minijinja": {"rendering.templates"},
+    "modal": {"tokengrove.rollout.sandboxes"},
     "numpy": {
         "api",
         "engine",

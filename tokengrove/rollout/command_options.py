@@ -58,7 +58,7 @@ class CommandOptions:
     )
     sandbox: str | None = option(
         None,
-        "Remote sandbox in which the command runs: a provider (e2b, daytona, kubernetes, agent-sandbox) or "
+        "Remote sandbox in which the command runs: a provider (e2b, daytona, modal, kubernetes, agent-sandbox) or "
         "package.module:Class.",
         panel=_FOLDER,
         otherwise="this machine",

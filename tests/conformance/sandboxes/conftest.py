@@ -3,5 +3,5 @@
 from importlib.util import find_spec
 
 collect_ignore_glob = (
-    [] if all(map(find_spec, ("e2b", "daytona", "kubernetes", "uvicorn", "wsproto"))) else ["test_*.py"]
+    [] if all(map(find_spec, ("e2b", "daytona", "modal", "kubernetes", "uvicorn", "wsproto"))) else ["test_*.py"]
 )

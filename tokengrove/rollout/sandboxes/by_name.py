@@ -10,6 +10,7 @@ _HERE = "tokengrove.rollout.sandboxes"
 PROVIDERS = {
     "e2b": f"{_HERE}.e2b_sandbox:E2BSandbox",
     "daytona": f"{_HERE}.daytona_sandbox:DaytonaSandbox",
+    "modal": f"{_HERE}.modal_sandbox:ModalSandbox",
     "kubernetes": f"{_HERE}.kubernetes_sandbox:KubernetesSandbox",
     "agent-sandbox": f"{_HERE}.agent_sandbox:AgentSandbox",
 }
