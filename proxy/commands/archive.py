@@ -13,7 +13,8 @@ from tokengrove.commands.database_flags import ConfigFile, DatabaseUrl
 from tokengrove.errors import ConfigurationError
 
 archive_app = typer.Typer(
-    help="Move old sessions to Parquet files, and back. The files are read by DuckDB and by exports of a server."
+    rich_markup_mode=None,
+    help="Move old sessions to Parquet files, and back. The files are read by DuckDB and by exports of a server.",
 )
 
 

@@ -13,7 +13,9 @@ from proxy.progress import show_steps
 from proxy.settings.durations import age_s
 from tokengrove.commands.database_flags import ConfigFile, DatabaseUrl
 
-db_app = typer.Typer(no_args_is_help=True, help="Maintain the database; needs no running server.")
+db_app = typer.Typer(
+    rich_markup_mode=None, no_args_is_help=True, help="Maintain the database; needs no running server."
+)
 
 
 @db_app.command("upgrade")

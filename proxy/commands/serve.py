@@ -38,7 +38,11 @@ PrintConfig = Annotated[
 
 @takes_settings
 def serve(config: ConfigFile = None, print_config: PrintConfig = False, **flags: Any) -> None:
-    """Serve a model to agents and record their sessions. Default: a tiny built-in model on 127.0.0.1:8080."""
+    """Serve a model to agents and record their sessions. Default: a tiny built-in model on 127.0.0.1:8080.
+
+    Each flag is also a variable, TOKENGROVE_ and its name: --max-connections is TOKENGROVE_MAX_CONNECTIONS. In brackets
+    is the default.
+    """
     if (flags.get("log_format") or os.environ.get(variable_of("log_format"))) == "json":
         log.set_up("json", "info")  # errors in settings are also log lines
     try:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 from proxy.engine.arguments import check_known, parse_arguments, seconds
 from proxy.engine.interface import Engine, EngineControl
 from proxy.hub import check_weights, fetch_weights, folder_of, local, short_name
-from proxy.progress import doing
+from proxy.progress import doing, step
 from proxy.settings import Settings
 from proxy.vision.model_config import is_vision_model, placeholder_ids
 from tokengrove.errors import ConfigurationError, InvalidRequest, how_to_get
@@ -162,6 +162,8 @@ def _prepare_pool(settings: Settings) -> EngineMaker:
     servers = _servers(settings)
 
     def make(vocab_size: int, speech: Speech | None) -> Engine:
+        if settings.model is None and settings.tokenizer is None:
+            step(f"without --model, prompts are encoded with the tokenizer of {_named(settings)}")
         return Pool(
             servers.urls,
             servers.opener(vocab_size, speech),

@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import (
@@ -252,8 +253,13 @@ class Inspection:
 def inspecting(database_url: str) -> Iterator[Inspection]:
     """Open a database for inspection. Raises ConfigurationError if it is missing, unreadable or at another revision."""
     url = database.parse_url(database_url)
+    name = database.label(url)
+    if database.is_sqlite(url) and not Path(name).exists():
+        raise ConfigurationError(
+            f"there is no database {name}: run this in the folder of the server, or give --database-url"
+        )
     state = schema.current(database_url)
-    state.check(database.label(url))
+    state.check(name)
     engine = database.reader_engine(url, 1)
     try:
         with engine.connect() as connection:

@@ -27,6 +27,8 @@ _OWN = ("proxy", "tokengrove")
 _TALKATIVE = ("httpx", "httpcore", "sqlalchemy", "alembic", "urllib3", "asyncio", "filelock", "huggingface_hub")
 """Libraries that log each call at level info, with URLs or texts. Only their warnings and errors are logged."""
 
+_TURNS, _REQUESTS = "proxy.api.turn_lines", "proxy.api.request_lines"
+
 logger = logging.getLogger(__name__)
 _writer: LogWriter | None = None
 _lock: Any = None
@@ -35,8 +37,9 @@ _lock: Any = None
 def set_up(form: str, level: str, *, workers: bool = False) -> None:
     """Write the records of this process, and of processes that it forks, to stderr from now on.
 
-    `form`: one of FORMATS. `level`: the level of this server's own records, one of LEVELS; libraries log nothing below
-    `info`. `workers`: several processes will write.
+    `form`: one of FORMATS; `pretty` at the level `info` has no lines for turns and requests that went well. `level`:
+    the level of this server's own records, one of LEVELS; libraries log nothing below `info`. `workers`: several
+    processes will write.
     """
     global _writer, _lock
     least = logging.getLevelNamesMapping()[level.upper()]
@@ -48,6 +51,7 @@ def set_up(form: str, level: str, *, workers: bool = False) -> None:
     root.setLevel(max(least, logging.INFO))
     for name in _OWN:
         logging.getLogger(name).setLevel(least)
+    _tell_answers(form == "json" or level != "info")
     for name in _TALKATIVE:
         logging.getLogger(name).setLevel(max(least, logging.WARNING))
     logging.getLogger(AUDIT).setLevel(logging.INFO)
@@ -56,6 +60,19 @@ def set_up(form: str, level: str, *, workers: bool = False) -> None:
     # No line needs the values that these look up for each record. The documentation of logging names these switches.
     logging._srcfile = None
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
+
+
+def _tell_answers(wanted: bool) -> None:
+    """Whether turns and requests that went well have lines: `pretty` is for people, who look for the others."""
+    logging.getLogger(_TURNS).setLevel(logging.NOTSET if wanted else logging.WARNING)
+    if wanted:
+        logging.getLogger(_REQUESTS).removeFilter(_is_no_answer)
+    else:
+        logging.getLogger(_REQUESTS).addFilter(_is_no_answer)
+
+
+def _is_no_answer(record: logging.LogRecord) -> bool:
+    return record.msg != "request"
 
 
 def start_writing(worker: int | None = None) -> None:

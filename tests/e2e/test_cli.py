@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from tests.e2e.processes import ROOT, execute, run, server_process
-from tests.support import user
+from tests.support import free_port, user
 
 
 def assert_one_line(done: subprocess.CompletedProcess[str], *words: str) -> None:
@@ -143,6 +143,38 @@ def test_the_banner_says_where_the_page_is_if_there_is_one(tmp_path: Path, flags
         assert process.wait() == 0
     assert status == (404 if flags else 200)
     assert (f"  page      {process.url}/ui\n" in process.output) is (not flags)
+
+
+@pytest.mark.parametrize(
+    ("level", "events"), [("info", {"refused"}), ("debug", {"turn", "request", "refused", "prompt"})]
+)
+def test_at_the_level_info_a_person_reads_only_of_what_failed_or_was_refused(
+    tmp_path: Path, level: str, events: set[str]
+) -> None:
+    with server_process(tmp_path, "--engine", "scripted", "--log-level", level) as process:
+        body = {"model": "m", "max_tokens": 4, "messages": [user("hi")]}
+        assert httpx.post(f"{process.url}/s/v1/chat/completions", json=body).status_code == 200
+        assert httpx.post(f"{process.url}/s/rl/set_reward", json={"reward": 1.0}).status_code == 200
+        assert httpx.post(f"{process.url}/s/rl/set_reward", json={"reward": "much"}).status_code == 400
+        process.terminate()
+        assert process.wait() == 0
+    told = {line.split()[2] for line in process.output.splitlines() if "session=s" in line}
+    assert told == events
+
+
+def test_a_server_that_waits_for_its_engine_says_for_what_and_whose_tokenizer_it_uses(tmp_path: Path) -> None:
+    dead = f"http://127.0.0.1:{free_port()}"
+    ran = run("serve", "--engine", dead, "--engine-arg", "start_timeout_s=0.1", "--port", "0", cwd=tmp_path)
+    assert "without --model, prompts are encoded with the tokenizer of the built-in model" in ran.stderr
+    assert f"no engine server answers yet; waiting up to 0.1 s ({dead} does not answer" in ran.stderr
+
+
+@pytest.mark.parametrize("command", [("show",), ("show", "some-session"), ("db", "check")])
+def test_a_folder_without_a_database_is_one_line_of_error_and_stays_empty(
+    tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    assert_one_line(run(*command, cwd=tmp_path), "there is no database", "--database-url")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_third_party_engine_is_loaded_by_name(tmp_path: Path) -> None:

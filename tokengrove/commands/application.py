@@ -15,6 +15,7 @@ from tokengrove.commands.eval import eval_
 from tokengrove.commands.export import export
 from tokengrove.commands.failure import fail
 from tokengrove.commands.harbor import harbor
+from tokengrove.commands.plain_help import PlainHelp
 from tokengrove.commands.rollout import RunCommand, rollout
 from tokengrove.commands.score import score
 from tokengrove.commands.show import ShowHelp, show
@@ -59,7 +60,7 @@ class _Commands(typer.core.TyperGroup):
 
 def _without_server(name: str, error: ConfigurationError) -> Any:
     """A command that fails with the reason why the server is not available, whatever its arguments."""
-    lone = typer.Typer()
+    lone = typer.Typer(rich_markup_mode=None)
 
     @lone.command(name, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
     def refused(_: typer.Context) -> None:
@@ -75,6 +76,7 @@ app = typer.Typer(
     name="tokengrove",
     cls=_Commands,
     no_args_is_help=True,
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
 
@@ -99,10 +101,10 @@ def _tokengrove(
     """Standalone rollout proxy for agentic reinforcement learning."""
 
 
-app.command()(export)
+app.command(cls=PlainHelp)(export)
 app.command(cls=RunCommand)(rollout)
 app.command("eval", cls=RunCommand)(eval_)
-app.command()(harbor)
-app.command()(score)
+app.command(cls=PlainHelp)(harbor)
+app.command(cls=PlainHelp)(score)
 app.command(cls=ShowHelp)(show)
-app.command()(watch)
+app.command(cls=PlainHelp)(watch)

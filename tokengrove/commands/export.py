@@ -8,7 +8,7 @@ import typer
 
 from tokengrove.commands.database_flags import ConfigFile, DatabaseUrl
 from tokengrove.commands.export_flags import export_body, takes_export_flags
-from tokengrove.commands.failure import fail
+from tokengrove.commands.failure import fail, fail_as
 from tokengrove.errors import ConfigurationError, ProxyError
 from tokengrove.options.option import flag_of
 from tokengrove.server_part import server_part
@@ -51,14 +51,14 @@ def export(
     if url is None:
         server_part("commands.backup").back_up(output, database_url, config)
         return
-    from tokengrove.client import ServerUnreachable, export_files
+    from tokengrove.client import export_files
 
     body = export_body(flags)
     try:
         name = export_files.format_of(output, body.pop("format", None))
         tally = export_files.export_files(url, admin_key, output, body, name)
     except ProxyError as error:
-        fail(error.message if isinstance(error, ServerUnreachable) else f"{url}: {error.message}")
+        fail_as(error, url)
     if require_complete and not tally.sessions:
         fail(tally.nothing)
     if require_complete and tally.incomplete:

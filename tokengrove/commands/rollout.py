@@ -9,6 +9,7 @@ import typer
 import typer.core
 
 from tokengrove import initial_block
+from tokengrove.commands.plain_help import PlainHelp
 from tokengrove.commands.run_flags import takes_run_flags
 
 _COMMAND = "tokengrove.command"
@@ -40,7 +41,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")]
 
 
-class RunCommand(typer.core.TyperCommand):
+class RunCommand(PlainHelp):
     """A command with a program after `--`, which plays the episodes."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # typer's own copy of click has these types

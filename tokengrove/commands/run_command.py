@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tokengrove.commands.agents_output import agents_on_stderr, few_warnings
-from tokengrove.commands.failure import fail
+from tokengrove.commands.failure import fail, message_of
 from tokengrove.commands.run_flags import command_options_of, named_values, run_options_of
 from tokengrove.errors import ConfigurationError, ProxyError
 from tokengrove.rollout.run_options import RunOptions
@@ -58,7 +58,7 @@ def run_command(asked: Asked) -> None:
         with _terminated_as_interrupted():
             code = _run(asked, _chosen(asked))
     except ProxyError as error:
-        fail(error.message)
+        fail(message_of(error))
     except KeyboardInterrupt:
         code = INTERRUPTED
     if code:

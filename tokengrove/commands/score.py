@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tokengrove.commands.export_flags import export_body, takes_session_flags
-from tokengrove.commands.failure import fail
+from tokengrove.commands.failure import fail, fail_as
 from tokengrove.commands.shown_session import print_json
-from tokengrove.errors import ConfigurationError, ProxyError
+from tokengrove.errors import ConfigurationError, InvalidRequest, ProxyError
 
 if TYPE_CHECKING:
-    from tokengrove.rollout.scorers import Scored
+    from tokengrove.rollout.scorers import Scored, Scorer
 
 _INTERRUPTED = 130
 
@@ -57,15 +57,27 @@ def score(
     if follow and again:
         raise ConfigurationError("--again would score the same turns for ever with --follow; leave one out")
     sys.path.insert(0, os.getcwd())  # so that functions of the user can be imported, as with `python -m`
-    scoring = _Scoring(scorers, url, admin_key, export_body(flags).get("filter"), concurrency, timeout_s, as_json)
+    chosen = _loaded(scorers)
+    scoring = _Scoring(chosen, url, admin_key, export_body(flags).get("filter"), concurrency, timeout_s, as_json)
     try:
         failed = asyncio.run(scoring.follow() if follow else scoring.once(again=again))
-    except (ProxyError, ImportError) as error:
-        fail(str(error))
+    except ProxyError as error:
+        fail_as(error, url)
     except KeyboardInterrupt:
         sys.exit(_INTERRUPTED)
     if failed:
         sys.exit(1)
+
+
+def _loaded(paths: list[str]) -> list[Scorer]:
+    from tokengrove.rollout.scorers.sessions import loaded
+
+    try:
+        return loaded(paths)
+    except InvalidRequest as error:
+        fail(error.message)
+    except ImportError as error:
+        fail(str(error))
 
 
 class _Scoring:
@@ -73,7 +85,7 @@ class _Scoring:
 
     def __init__(
         self,
-        scorers: list[str],
+        scorers: list[Scorer],
         url: str,
         admin_key: str | None,
         filter: Any,

@@ -10,6 +10,7 @@ import typer.core
 
 from tokengrove.commands.database_flags import ConfigFile, DatabaseUrl
 from tokengrove.commands.listed_sessions import LIMIT, NOT_OF_GROUPS, ListFlags, print_groups, print_sessions
+from tokengrove.commands.plain_help import PlainHelp
 from tokengrove.commands.session_source import Layout
 from tokengrove.commands.shown_place import Place
 from tokengrove.commands.shown_session import print_samples, print_tokens, print_trained, print_tree, print_turn
@@ -17,11 +18,8 @@ from tokengrove.errors import ConfigurationError
 from tokengrove.terminal.colouring import By
 
 
-class ShowHelp(typer.core.TyperCommand):
-    """Plain help, followed by the meaning of every reason in sessions and exports."""
-
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **{**named, "rich_markup_mode": None})
+class ShowHelp(PlainHelp):
+    """Help, followed by the meaning of every reason in sessions and exports."""
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:  # typer's own copy of click has these types
         super().format_epilog(ctx, formatter)

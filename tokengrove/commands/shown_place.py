@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokengrove.commands.failure import fail
+from tokengrove.commands.failure import fail, message_of
 from tokengrove.commands.list_source import ListSource, ServedLists
 from tokengrove.commands.listed_sessions import in_flags
 from tokengrove.commands.session_source import ServedSession, SessionSource
@@ -76,4 +76,4 @@ def served(url: str, admin_key: str | None) -> Iterator[Client]:
     except ServerUnreachable as error:
         fail(error.message)
     except ProxyError as error:
-        fail(f"{url}: {in_flags(error.message)}")
+        fail(f"{url}: {in_flags(message_of(error))}")

@@ -24,12 +24,20 @@ def with_flags(command: Command, flags: Sequence[inspect.Parameter]) -> Command:
 
 
 def flag_parameter(
-    option: Option, *, help: str | None = None, negated: bool = False, bounded: bool = True, also: str = "", **more: Any
+    option: Option,
+    *,
+    help: str | None = None,
+    heading: str | None = None,
+    negated: bool = False,
+    bounded: bool = True,
+    also: str = "",
+    **more: Any,
 ) -> inspect.Parameter:
     """The parameter of an option's flag. A flag that is not given is None: then other configuration applies.
 
-    `negated`: a switch also gets the flag `--no-NAME`. `bounded`: typer checks the bounds of integers. `also`: another
-    flag with the same meaning, which `--help` shows first.
+    `heading`: the group in `--help`; None: that of the option. `negated`: a switch also gets the flag `--no-NAME`.
+    `bounded`: typer checks the bounds of integers. `also`: another flag with the same meaning, which `--help` shows
+    first.
     """
     negated = negated and option.kind is bool
     kind = bool if negated else _parsed(option)
@@ -40,7 +48,7 @@ def flag_parameter(
         *([also] if also else []),
         f"{option.flag}/{flag_of(f'no_{option.parameter}')}" if negated else option.flag,
         help=help or described(option),
-        rich_help_panel=option.about.get("panel"),
+        rich_help_panel=heading or option.about.get("panel"),
         show_default=False,
         **more,
     )

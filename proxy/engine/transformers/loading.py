@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from proxy.engine.transformers.latent_attention import cached_width
 from proxy.hub import WEIGHTS
 from proxy.progress import doing
 from proxy.settings import Settings
-from tokengrove.errors import ConfigurationError, InvalidRequest
+from tokengrove.errors import ConfigurationError, InvalidRequest, how_to_get
 
 _SMALL_MODEL = 20_000_000
 """The number of model parameters below which one CPU thread is faster than several, due to the overhead of threads."""
@@ -64,6 +65,7 @@ def parse_options(arguments: tuple[str, ...]) -> EngineOptions:
 def load_model(folder: Path, options: EngineOptions) -> Any:
     """Load the causal language model in `folder` onto its device. Raises ConfigurationError."""
     with doing("importing torch and transformers"):
+        _check_imports()
         import torch
 
         quieten()
@@ -133,6 +135,18 @@ def end_token_ids(model: Any) -> tuple[int, ...]:
     """The end tokens in the model's generation config."""
     ids = model.generation_config.eos_token_id
     return tuple(ids) if isinstance(ids, list) else () if ids is None else (ids,)
+
+
+def _check_imports() -> None:
+    """Raise ConfigurationError with the cause if torch or transformers is installed and cannot be imported."""
+    for package in ("torch", "transformers"):
+        try:
+            importlib.import_module(package)
+        except Exception as error:  # such as OSError for a shared library
+            raise ConfigurationError(
+                f"the package {package} cannot be imported ({type(error).__name__}: {error}); install it again: "
+                f"{how_to_get('tokengrove[cpu]')}"
+            ) from error
 
 
 def quieten() -> None:

@@ -1,5 +1,8 @@
 """The device and dtype of a loaded model. Devices that this machine lacks are only chosen, never used."""
 
+import sys
+from pathlib import Path
+
 import pytest
 
 from proxy.engine.tiny.model import build_tiny_model
@@ -40,3 +43,13 @@ def test_a_missing_device_is_a_configuration_error(tmp_path, device: str) -> Non
 def test_tokens_are_sampled_on_the_device_of_the_logits_except_mps() -> None:
     devices = ("cpu", "cuda", "mps")
     assert [drawing_device(torch.device(device)).type for device in devices] == ["cpu", "cuda", "cpu"]
+
+
+@pytest.mark.parametrize("package", ["torch", "transformers"])
+def test_a_package_that_cannot_be_imported_is_an_error_with_the_cause(
+    package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    cause = rf"the package {package} cannot be imported \(ModuleNotFoundError: .*{package}.*\); install it again: pip"
+    with pytest.raises(ConfigurationError, match=cause):
+        load_model(tmp_path, EngineOptions())

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from proxy.commands.settings_flags import FIRST, HEADINGS
 from proxy.settings import VARIABLE_PREFIX, Settings, read_settings
 from proxy.settings.kinds import masked
 from tokengrove import commands
@@ -24,9 +25,20 @@ def test_every_setting_is_a_flag_a_variable_and_a_row_of_the_settings_page(monke
     monkeypatch.setenv("COLUMNS", "400")
     text = CliRunner().invoke(commands.app, ["serve", "--help"]).output
     wrong = [name for name in NAMES if f"--{name.replace('_', '-')}" not in text]
-    wrong += [name for name in NAMES if VARIABLE_PREFIX + name.upper() not in text]
     wrong += [name for name in NAMES if len(_rows(name)) != 1]
     assert not wrong, wrong
+    assert f"{VARIABLE_PREFIX}MAX_CONNECTIONS" in text
+
+
+def test_help_has_the_headings_of_the_settings_page_after_what_most_people_set() -> None:
+    page = (ROOT / "docs" / "settings.md").read_text().split("\n## ")
+    headings = {flag: part.split("\n")[0] for part in page for flag in re.findall(r"^\| `(--[a-z-]+)`", part, re.M)}
+    shown = {flag_of(name): heading for name, heading in HEADINGS.items()}
+    assert {flag: headings[flag] for flag, heading in shown.items() if heading not in (FIRST, headings[flag])} == {}
+    assert shown.keys() == headings.keys()
+    lines = CliRunner().invoke(commands.app, ["serve", "--help"]).output.splitlines()
+    found = [line.removesuffix(":") for line in lines if re.fullmatch(r"[A-Z].*:", line)]
+    assert found == ["Options", *dict.fromkeys(HEADINGS.values())]
 
 
 @pytest.mark.parametrize("spec", fields(Settings), ids=lambda spec: spec.name)

@@ -18,6 +18,7 @@ from tokengrove.client import Client
 HOSTILE = "[red]g[/]<b>\u202e"
 WIDE = {"COLUMNS": "200", "TOKENGROVE_DATABASE_URL": "", "TOKENGROVE_ADMIN_KEY": ""}
 KEY = "secret-admin-key"
+SCORER = "tests.unit.tokengrove.rollout.scorers_of_tests:first_only"
 
 
 @pytest.fixture(scope="module")
@@ -188,3 +189,20 @@ def test_an_empty_database_has_no_session(tmp_path: Path, served: tuple[str, str
     assert ran.exit_code == 0
     assert _show("--database-url", url) == "no session matches\n"
     assert _show("--groups", "--database-url", url) == "no group matches\n"
+
+
+@pytest.mark.parametrize(
+    ("key", "told"),
+    [
+        ("", "the server needs its admin key: give --admin-key KEY, or set TOKENGROVE_ADMIN_KEY"),
+        ("another", "--admin-key (or TOKENGROVE_ADMIN_KEY) is not the admin key of this server"),
+    ],
+)
+@pytest.mark.parametrize("command", ["show", "watch --once", "export -o out", f"score {SCORER}"])
+def test_a_key_that_is_missing_or_wrong_is_named_by_its_flag(
+    served: tuple[str, str], command: str, key: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    url = served[0].split()[1]
+    ran = CliRunner().invoke(commands.app, [*command.split(), "--url", url], env={**WIDE, "TOKENGROVE_ADMIN_KEY": key})
+    assert (ran.exit_code, ran.stderr) == (1, f"tokengrove: {url}: {told}\n")
