@@ -131,7 +131,7 @@ def _echo_at(
     pieces, results, end = _gather(messages, at, len(ours.tool_calls))
     if {result.tool_call_id for result in results} - {call.id for piece in pieces for call in piece.tool_calls}:
         return None
-    kinds = _compare([ours], pieces, schemas)
+    kinds = compare([ours], pieces, schemas)
     if kinds is None or (not kinds and len(pieces) == 1 and extend(node.start, pieces)[1].key == node.end.key):
         return None
     return _Echoed([(node, results)], end, kinds | {Echo.SPLIT} if len(pieces) > 1 else kinds)
@@ -159,7 +159,7 @@ def _joined_at(
     ends = [extend(node.end, results)[-1].key for node, results in answers]
     if ends[:-1] != [node.start.key for node in nodes[1:]]:
         return None
-    kinds = _compare([node.interaction.output for node in nodes], messages[at:middle], schemas)
+    kinds = compare([node.interaction.output for node in nodes], messages[at:middle], schemas)
     if kinds is None or sum(len(results) for _, results in answers) != end - middle:
         return None
     return _Echoed(answers, end, kinds | {Echo.JOINED})
@@ -177,7 +177,7 @@ def _results_of(node: Node, results: Sequence[Message]) -> list[Message]:
     return [result for result in results if result.tool_call_id in own]
 
 
-def _compare(
+def compare(
     ours: Sequence[Message], pieces: Sequence[Message], schemas: Mapping[str, Mapping[str, object]]
 ) -> set[Echo] | None:
     """Return how calls and text of `pieces` differ from the answers `ours`, or None if they are the client's own."""

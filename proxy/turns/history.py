@@ -11,9 +11,10 @@ from operator import attrgetter
 
 from proxy.sessions.live_session import LiveSession
 from proxy.trajectory.cache import Node
+from proxy.trajectory.echoes import compare
 from proxy.trajectory.matching import Identity
 from proxy.trajectory.purpose import purpose_of_prompt
-from proxy.types import INSTRUCTIONS, ITEM_REFERENCE, Api, Message, Role, ToolCall, TurnRequest
+from proxy.types import INSTRUCTIONS, ITEM_REFERENCE, Api, Message, Role, Tool, ToolCall, TurnRequest
 from tokengrove.errors import PreviousResponseNotFound, brief
 
 _name_of = attrgetter("name")
@@ -35,7 +36,8 @@ def with_history(session: LiveSession, request: TurnRequest) -> TurnRequest:
         lead = 1 if messages and _is_instructions(messages[0]) else 0
         history = session.cache.conversation(node)
         first = 1 if _is_instructions(history[0]) else 0  # they can only be the first message of a conversation
-        messages = (*messages[:lead], *history[first:], *messages[lead:])
+        sent = _without_repeat(node.interaction.output, messages[lead:], request.tools)
+        messages = (*messages[:lead], *history[first:], *sent)
     return with_messages(request, messages)
 
 
@@ -50,6 +52,16 @@ def identified(session: LiveSession, request: TurnRequest, *, keep: bool = True)
         request.messages, request.tools, request.template_options, request.route, keep=keep
     )
     return identity
+
+
+def _without_repeat(answer: Message, sent: tuple[Message, ...], tools: Sequence[Tool]) -> tuple[Message, ...]:
+    """Return the new messages of a request without an echo of the previous answer at their beginning.
+
+    Some clients send the answer and also its id.
+    """
+    end = next((at for at, message in enumerate(sent) if message.role is not Role.ASSISTANT), len(sent))
+    schemas = {tool.name: tool.parameters for tool in tools}
+    return sent if end == 0 or compare([answer], sent[:end], schemas) is None else sent[end:]
 
 
 def _dereferenced(session: LiveSession, message: Message) -> Sequence[Message]:

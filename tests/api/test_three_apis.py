@@ -96,6 +96,23 @@ async def test_previous_response_id_continues_from_the_store_also_after_a_restar
         assert (refused.status_code, refused.json()["error"]["code"]) == (404, "previous_response_not_found")
 
 
+@pytest.mark.parametrize("answer", ["one", f"<think>\nhm\n</think>\n\none\n{call_text('look', '{}')}"])
+async def test_an_answer_that_is_sent_with_its_id_counts_once(tmp_path: Path, answer: str) -> None:
+    """livekit-agents sends the answer next to `previous_response_id`; the prompt must have it once."""
+    tool = {"type": "function", "name": "look", "parameters": {"type": "object", "properties": {}}}
+    more = {"model": "m", "tools": [tool]}
+    async with serving(tmp_path, says(answer, "two", "three", "four")) as server:
+        first = await server.ok(RESPONSES, {**more, "input": [user("hi")]})
+        said = [{"role": "assistant", "content": "one"}, *(i for i in first["output"] if i["type"] == "function_call")]
+        results = [{"type": "function_call_output", "call_id": item["call_id"], "output": "r"} for item in said[1:]]
+        more |= {"previous_response_id": first["id"]}
+        for repeated in ([], said, [{"role": "assistant", "content": "own words"}, *said[1:]]):
+            await server.ok(RESPONSES, {**more, "input": [*repeated, *results, user("more")]})
+        without, once, own = [node["prompt_tokens"] for node in await server.tree()][1:]
+        assert without == once < own
+        assert [node["reason"] for node in await server.tree()][:3] == ["first", "continued", "resampled"]
+
+
 async def test_a_developer_message_after_the_previous_response_stays_after_the_history(tmp_path: Path) -> None:
     async with serving(tmp_path, says("one", "two")) as server:
         first = await server.ok(RESPONSES, body(RESPONSES, instructions="S"))
