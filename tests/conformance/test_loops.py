@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import json
 import os
 import subprocess
@@ -303,6 +305,93 @@ async def test_ag2(planned: Served, api: str, stream: bool) -> None:
         asked = await asked.ask(text)
         answers.append(await asked.content())
     assert_one_loop(planned, session, "ag2", *answers)
+
+
+@pytest.mark.parametrize("api", ["chat", "responses", "messages"])
+async def test_livekit(planned: Served, api: str) -> None:
+    """A session without sound, which always streams. Over responses, it sends each answer also by its id."""
+    agents = package("livekit.agents")
+    session = name("livekit-agents", api)
+    if api == "messages":
+        model = package("livekit.plugins.anthropic").LLM(
+            model=MODEL, base_url=planned.anthropic(session), api_key="any"
+        )
+    else:
+        openai = package("livekit.plugins.openai")
+        kind = openai.LLM if api == "chat" else functools.partial(openai.responses.LLM, use_websocket=False)
+        model = kind(model=MODEL, base_url=planned.openai(session), api_key="any")
+
+    async def get_weather(city: str, unit: str | None = None) -> str:
+        """The weather in a city."""
+        return loop.get_weather(city, unit)
+
+    agent = agents.Agent(instructions="You help.", tools=[agents.function_tool(get_weather)])
+    answers = []
+    async with agents.AgentSession(llm=model, max_tool_steps=10) as spoken:
+        await spoken.start(agent)
+        for text in loop.MESSAGES:
+            result = await spoken.run(user_input=text)
+            answers.append([event.item.text_content for event in result.events if event.type == "message"][-1])
+    assert_one_loop(planned, session, "livekit-agents", *answers)
+
+
+@pytest.mark.parametrize("api", ["chat", "responses", "messages"])
+async def test_pipecat(planned: Served, api: str) -> None:
+    """A pipeline without sound, which always streams. It sends the results of tools as JSON.
+
+    Over messages, it loses all but the last of parallel calls.
+    """
+    contexts = package("pipecat.processors.aggregators.llm_context")
+    aggregators = package("pipecat.processors.aggregators.llm_response_universal")
+    frames, workers = package("pipecat.frames.frames"), package("pipecat.pipeline.worker")
+    session = name("pipecat-ai", api)
+    if api == "messages":
+        kind = package("pipecat.services.anthropic.llm").AnthropicLLMService
+        client = package("anthropic").AsyncAnthropic(base_url=planned.anthropic(session), api_key="any")
+        options: dict[str, Any] = {"client": client}
+    else:
+        services = package("pipecat.services.openai." + ("llm" if api == "chat" else "responses.llm"))
+        kind = services.OpenAILLMService if api == "chat" else services.OpenAIResponsesHttpLLMService
+        options = {"base_url": planned.openai(session)}
+    model = kind(api_key="any", settings=kind.Settings(model=MODEL, system_instruction="You help."), **options)
+
+    async def get_weather(params: Any, city: str, unit: str = "celsius") -> None:
+        """The weather in a city."""
+        await params.result_callback(loop.get_weather(city, unit))
+
+    pair = aggregators.LLMContextAggregatorPair(contexts.LLMContext(tools=[get_weather]))
+    pipeline = package("pipecat.pipeline.pipeline").Pipeline([pair.user(), model, pair.assistant()])
+    worker = workers.PipelineWorker(pipeline)
+    runner = package("pipecat.workers.runner").WorkerRunner()
+    started, ended = asyncio.Event(), asyncio.Queue[str]()
+
+    @worker.event_handler("on_pipeline_started")  # type: ignore[untyped-decorator]
+    async def start(worker: Any, frame: Any) -> None:
+        started.set()
+
+    @pair.assistant().event_handler("on_assistant_turn_stopped")  # type: ignore[untyped-decorator]
+    async def end(aggregator: Any, message: Any) -> None:
+        await ended.put(message.content)
+
+    async def talk() -> list[str]:
+        await started.wait()
+        answers = []
+        for text, last in zip(loop.MESSAGES, loop.ANSWERS, strict=True):
+            message = {"role": "user", "content": text}
+            await worker.queue_frame(frames.LLMMessagesAppendFrame(messages=[message], run_llm=True))
+            while not (answer := (await ended.get()).replace('"', "").strip()).startswith(last.partition(":")[0]):
+                pass  # the text beside calls
+            answers.append(answer)
+        await worker.queue_frame(frames.EndFrame())
+        return answers
+
+    await runner.add_workers(worker)
+    _, answers = await asyncio.gather(runner.run(), talk())
+    if api != "messages":
+        return assert_one_loop(planned, session, "pipecat-ai", *answers)
+    planned.keep(session, "pipecat-ai", version("pipecat-ai"))
+    assert answers == [answer.replace(f" {loop.get_weather('Oslo')}", "") for answer in loop.ANSWERS]
+    assert_trained_once(planned, session, 2, 8)
 
 
 @pytest.mark.parametrize("api", ["chat", "responses", "messages"])
@@ -780,17 +869,22 @@ def test_anthropic_tool_runner(planned: Served, stream: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("api", "stream"), [("chat", False), ("chat", True), ("responses", False), ("messages", False), ("messages", True)]
+    ("api", "stream"),
+    [
+        *(("chat", False), ("chat", True), ("responses", False), ("messages", False), ("messages", True)),
+        *(("google", False), ("google", True)),
+    ],
 )
 def test_litellm(planned: Served, api: str, stream: bool) -> None:
     """Over responses it goes through its bridge from chat, which joins parallel calls if streamed: not run.
 
-    Streamed over messages, it writes a text of its own beside a call that has none.
+    Streamed over messages, it writes a text of its own beside a call that has none. Over Google's API, it sends the
+    results of tools as `{"content": RESULT}`.
     """
     litellm = package("litellm")
     session = name("litellm", api, stream)
-    provider = {"chat": "openai", "responses": "openai/responses", "messages": "anthropic"}[api]
-    base = planned.anthropic(session) if api == "messages" else planned.openai(session)
+    provider = {"chat": "openai", "responses": "openai/responses", "messages": "anthropic", "google": "gemini"}[api]
+    base = planned.openai(session) if api in ("chat", "responses") else planned.anthropic(session)
     function = {"name": "get_weather", "description": "weather", "parameters": loop.SCHEMA}
     options = {"api_base": base, "api_key": "any", "tools": [{"type": "function", "function": function}]}
     messages, answers = [], []
@@ -806,7 +900,7 @@ def test_litellm(planned: Served, api: str, stream: bool) -> None:
             for call in message.tool_calls:
                 result = loop.get_weather(**json.loads(call.function.arguments))
                 messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
-        answers.append(message.content)
+        answers.append(message.content.replace('{"content":"', "").replace('"}', ""))
     if not (api == "messages" and stream):
         return assert_one_loop(planned, session, "litellm", *answers)
     planned.keep(session, "litellm", version("litellm"))
