@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
+from proxy.sessions.endings import Endings
 from proxy.sessions.ids import check_session_id
 from proxy.sessions.issued_keys import IssuedKeys, expiry, new_api_key, new_control_key, new_path_key
 from proxy.sessions.keys import Keyring, hash_key
@@ -19,7 +21,8 @@ from proxy.store.news import first_seen
 from proxy.store.session_starts import SessionStarts
 from proxy.trajectory.cache import InteractionCache
 from proxy.types import SessionRecord
-from tokengrove.errors import InvalidRequest
+from tokengrove.errors import EndedOtherwise, InvalidRequest, KeyInUse, SessionNotFound
+from tokengrove.options.session import Outcome
 
 _LEAST_CHOSEN = 16
 """The fewest characters of a chosen key on a server with an admin key, where only its key protects a session."""
@@ -37,15 +40,18 @@ class SessionStarter:
         limits: StartLimits,
         records: NewRecords,
         keys: Keyring,
+        endings: Endings,
         settings: Settings,
     ) -> None:
         self._registry, self._starts, self._limits, self._records = registry, starts, limits, records
+        self._endings = endings
         self._keys, self._settings = keys, settings
         self._next_number: dict[str, int] = {}
 
     async def start(self, body: Mapping[str, Any], noted: Callable[[IssuedKeys], Answer] | None = None) -> IssuedKeys:
         """Start a session. `noted` makes the answer that is stored with it.
 
+        With `--refresh-by-key`, the live session of a chosen key ends first, also if TooManyRequests is raised then.
         Raises InvalidRequest naming the field, KeyInUse, TooManyRequests.
         """
         record = await self._new_record(body)
@@ -62,6 +68,11 @@ class SessionStarter:
             try:
                 await self._create(record, chosen_key is not None, answer)
                 return keys
+            except KeyInUse:
+                holder = (await self._keys.grant(keys.api_key)).session_id
+                if holder is None or not self._settings.refresh_by_key:
+                    raise
+                await self._end(holder)
             except InvalidRequest as error:
                 if body.get("session_id") is not None or error.param != "session_id":
                     raise
@@ -87,6 +98,14 @@ class SessionStarter:
         )
         self._registry.add(LiveSession(record, InteractionCache(), seen=first_seen(record.created_at)))
         self._keys.add(record)
+
+    async def _end(self, session_id: str) -> None:
+        """End the session whose key a start takes over, unless another caller has ended or deleted it meanwhile."""
+        with suppress(SessionNotFound, EndedOtherwise):
+            session = await self._registry.get(session_id)
+            async with session.lock:
+                why = "a session was started with its api_key"
+                await self._endings.end(session, outcome=Outcome.FINISHED, exit_reason=why)
 
     def _check_chosen(self, api_key: Any) -> None:
         if not isinstance(api_key, str) or not _SENDABLE.fullmatch(api_key):

@@ -132,6 +132,9 @@ class Settings:
     )
     require_key: bool = option(False, "Refuse requests that have no key but the secret in the path of base_url.")
     allow_chosen_keys: bool = option(False, "Let callers choose session keys even beyond loopback.")
+    refresh_by_key: bool = option(
+        False, "A start with the api_key of a live session ends that session first; else such a start is refused."
+    )
     key_lifetime_s: float | None = option(None, "Seconds until a session's keys expire; none: never.", above=0)
     forwarded_allow_ips: str | None = option(
         None, "Proxies whose X-Forwarded-* headers are trusted: addresses and networks separated by commas, or *."

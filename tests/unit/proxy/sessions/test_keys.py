@@ -171,8 +171,10 @@ class House:
         limits, records = StartLimits(settings, lambda: 0), NewRecords(settings, lambda: 0)
         self.registry = Registry(store.news, self.keyring, Metrics())
         self.named = NamedSessions(self.registry, store.starts, limits, records)
-        self.starter = SessionStarter(self.registry, store.starts, limits, records, self.keyring, settings)
         self.endings = Endings(self.registry, self.named, store.changes, self.keyring)
+        self.starter = SessionStarter(
+            self.registry, store.starts, limits, records, self.keyring, self.endings, settings
+        )
         self.rotation = KeyRotation(self.registry, store.changes, self.keyring, None)
 
     async def lookups(self, keys: IssuedKeys) -> list[bool]:
