@@ -6,6 +6,7 @@ Codex        x-openai-subagent names the kind of a sub-agent, x-codex-turn-metad
              thread-id and x-codex-parent-thread-id are threads
 Claude Code  x-claude-code-agent-id is sent only by sub-agents; it is equal over compactions
 opencode     x-parent-session-id is sent only by sub-agents; x-session-id is equal over compactions
+OpenClaw-RL  x-turn-type is `main` or `side`: uni-agent and OpenClaw-RL train only main turns
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from tokengrove.options.session import Purpose
 
 _LONGEST = 200
 """The most characters of the name of a thread. More are cut off."""
+_TURN_TYPES = {"main": Purpose.MAIN, "side": Purpose.AUX}
 _CODEX_KINDS = {"compact": Purpose.SUMMARY, "memory_consolidation": Purpose.AUX}
 
 
@@ -66,6 +68,8 @@ def _purpose(headers: Headers, asked: TurnRequest) -> str | None:
         return Purpose.SUMMARY
     if (stated := purpose_of_prompt(asked.messages)) is not None:
         return stated
+    if (turn_type := headers.get(b"x-turn-type", "").lower()) in _TURN_TYPES:
+        return _TURN_TYPES[turn_type]
     if kind := headers.get(b"x-openai-subagent"):
         return _CODEX_KINDS.get(kind, Purpose.SUBAGENT)
     return Purpose.SUBAGENT if headers.get(b"x-claude-code-agent-id") or headers.get(b"x-parent-session-id") else None

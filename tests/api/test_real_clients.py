@@ -159,6 +159,22 @@ async def test_sub_agents_and_compactions_of_codex_are_recognised_by_headers(tmp
         assert await purposes(server) == ["main", "subagent", "summary", "summary", "summary"]
 
 
+async def test_side_turns_of_openclaw_are_aux_and_main_turns_are_trained_alone(tmp_path: Path) -> None:
+    async with serving(tmp_path, says("Hello", "A greeting", "Bye")) as server:
+        asked = [user("Hi")]
+        for turn_type, said in (("main", asked), ("side", [user("Name this chat")]), ("Main", [*asked, user("Bye")])):
+            headers = {"x-session-id": "claw", "x-turn-type": turn_type, "authorization": "Bearer one-key-for-all"}
+            await server.ok("/v1/chat/completions", {"model": "m", "messages": said}, headers=headers)
+        rewarded = await server.ok("/rl/set_reward", {"reward": 1.0}, headers={"x-session-id": "claw"})
+        await server.ok("/rl/end_session", {}, headers={"x-session-id": "claw"})
+        tree = await server.tree("claw")
+        assert [node["purpose"] for node in tree] == ["main", "aux", "main"]
+        assert rewarded["interaction_ids"] == [tree[2]["interaction_id"]]
+        exported = await server.ok("/trajectories/export", {"session_id": "claw", "train": {"purposes": "main"}})
+        trained = {name for each in exported["samples"] if any(each["loss_mask"]) for name in each["interaction_ids"]}
+        assert trained == {tree[0]["interaction_id"], tree[2]["interaction_id"]}
+
+
 async def test_a_tool_loop_of_claude_code_is_one_sample(tmp_path: Path) -> None:
     first = "<think>\nlook first\n</think>\n\nLet me look." + call_text("Bash", '{"command": "ls"}')
     both = call_text("Bash", '{"command": "a"}') + "\n" + call_text("Bash", '{"command": "b"}')
