@@ -178,7 +178,6 @@ def build_app(
         news=store.news,
         registry=sessions.registry,
         named=sessions.named,
-        scores=sessions.scores,
         settings=settings,
         metrics=metrics.turns,
         places=Places(senders, partial(_most_running, settings, gate)),

@@ -47,7 +47,7 @@ async def record(url: str, name: str, *routes: str, ended: bool = True, **fields
             await store.turns.append(node)
         if ended:
             done = replace(session, status=SessionStatus.ENDED, ended_at=100.0)
-            assert await store.changes.end_session(done, {node.id: 0.0 for node in nodes})
+            assert await store.changes.end_session(done)
         return nodes
     finally:
         await store.close()

@@ -100,9 +100,7 @@ class Endings:
         """
         session.ending = True
         try:
-            done = await self._changes.end_session(
-                sealed, session.returns(changes), self._registry.seen(session), changes, noted
-            )
+            done = await self._changes.end_session(sealed, self._registry.seen(session), changes, noted)
         except asyncio.CancelledError:
             session.record = sealed  # the commit continues
             session.reward(changes)

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import attrgetter
-from types import MappingProxyType
 from typing import Any
 
 from proxy.parsed_items import ParsedBodies
@@ -17,7 +16,6 @@ from proxy.store.news import Seen
 from proxy.telemetry.log_lines import Value
 from proxy.telemetry.session_labels import labels_of
 from proxy.trajectory.cache import InteractionCache
-from proxy.trajectory.returns import compute_returns
 from proxy.types import ImageFile, ImagePart, Interaction, SessionRecord
 from tokengrove.errors import SessionClosed, SessionNotFound, brief
 from tokengrove.options.model import RouteKind
@@ -116,7 +114,7 @@ class LiveSession:
 
     @property
     def closed(self) -> bool:
-        """True if it takes no more turns. A turn that is committed from now on is not in the returns of its end."""
+        """True if it takes no more turns. Turns that run are still committed."""
         return self.ending or self.record.status is not SessionStatus.ACTIVE
 
     @property
@@ -187,15 +185,6 @@ class LiveSession:
         found = [i for node in self.cache.nodes.values() if (i := node.interaction).seq >= 0]
         found.sort(key=_seq_of)
         return found
-
-    def returns(self, changes: Changes = MappingProxyType({})) -> dict[str, float]:
-        """The return of each complete interaction, by the session's own discount and credit rule.
-
-        `changes`: rewards that will be stored with the returns.
-        """
-        complete = self.complete()
-        rewards = {i.id: changes.get(i.id, {}).get("reward", i.reward) for i in complete}
-        return compute_returns(complete, self.record.discount, self.record.credit, rewards)
 
     def reward(self, changes: Changes) -> None:
         """Apply stored changes to the interactions in memory."""

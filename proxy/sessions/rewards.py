@@ -1,6 +1,6 @@
-"""Turns rewards and marks into changes by interaction id, and stores them with the returns that they change.
+"""Turns rewards and marks into changes by interaction id, and stores them.
 
-Only complete interactions change. Rewards and returns are equal in memory and in the store.
+Only complete interactions change. Rewards are equal in memory and in the store.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -19,9 +18,9 @@ from proxy.store.session_changes import SessionChanges
 from proxy.trajectory.purpose import derive_purposes
 from proxy.trajectory.routes import trained_turns
 from proxy.types import Interaction
-from tokengrove.errors import InvalidRequest, NotFound, SessionNotFound, brief
+from tokengrove.errors import InvalidRequest, NotFound, brief
 from tokengrove.options.model import RouteKind
-from tokengrove.options.session import Purpose, SessionStatus
+from tokengrove.options.session import Purpose
 
 # An error names at most this many turns.
 _NAMED = 20
@@ -285,7 +284,7 @@ def _named_turns(complete: Sequence[Interaction]) -> str:
 
 
 class Scores:
-    """Writes rewards and returns."""
+    """Writes rewards and marks."""
 
     def __init__(self, registry: Registry, changes: SessionChanges) -> None:
         self._registry, self._changes = registry, changes
@@ -293,34 +292,11 @@ class Scores:
     async def set_rewards(self, session: LiveSession, changes: Changes, noted: Noted | None = None) -> bool:
         """Set raw rewards and marks. Return False, with nothing set, if another replica changed the session meanwhile.
 
-        The session is then refreshed, and the caller decides on the changes again. The returns of an ended session
-        change in the same commit. `noted`: see `SessionChanges`.
+        The session is then refreshed, and the caller decides on the changes again. `noted`: see `SessionChanges`.
         """
-        record, seen = session.record, self._registry.seen(session)
-        over = record.status is not SessionStatus.ACTIVE
-        done = await self._changes.set_rewards(
-            session.id,
-            changes,
-            seen,
-            noted,
-            ended=record if over else None,
-            returns=session.returns(changes) if over else {},
-        )
+        done = await self._changes.set_rewards(session.id, changes, self._registry.seen(session), noted)
         if self._registry.shared:
             await self._registry.refresh(session)
         else:
             session.reward(changes)
         return done
-
-    async def add_late_turn(self, session: LiveSession) -> None:
-        """Store the returns again after a turn that was committed while the session ended, or later."""
-        async with session.lock:  # an end holds the lock until its commit
-            with suppress(SessionNotFound):  # it was deleted meanwhile
-                await self._store_returns(session)
-
-    async def _store_returns(self, session: LiveSession) -> None:
-        while (record := session.record).status is not SessionStatus.ACTIVE:
-            returns, seen = session.returns(), self._registry.seen(session)
-            if await self._changes.set_returns(session.id, record.discount, record.credit, returns, seen):
-                return
-            await self._registry.refresh(session)

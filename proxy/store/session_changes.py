@@ -8,7 +8,6 @@ False, and changes nothing, if the session is no longer in that state; the calle
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 from proxy.store.answer import Noted
@@ -18,10 +17,9 @@ from proxy.store.open_database import OpenDatabase
 from proxy.store.outbox import Outbox
 from proxy.store.sql import deletions, reads, rows, writes
 from proxy.types import SessionRecord
-from tokengrove.options.session import Credit, Outcome, SessionStatus
+from tokengrove.options.session import Outcome, SessionStatus
 
 _NO_OUTCOME = "none"
-_NO_RETURNS: Mapping[str, float] = MappingProxyType({})
 
 
 class SessionChanges:
@@ -40,17 +38,13 @@ class SessionChanges:
         updates: Mapping[str, Mapping[str, Any]],
         seen: Seen | None = None,
         noted: Noted | None = None,
-        *,
-        ended: SessionRecord | None = None,
-        returns: Mapping[str, float] = _NO_RETURNS,
     ) -> bool:
         """Set the given fields (reward, rewards, token_rewards, trainable, spans) by interaction id: all or none.
 
-        `ended`: the record of a session that has ended; its `returns`, by interaction id, are in the same commit.
+        The returns of an ended session change in the same commit.
         Raises NotFound for an interaction of another session, InvalidRequest for a value that is not finite.
         """
-        values = None if ended is None else writes.Returns(session_id, ended.discount, ended.credit, returns)
-        change = writes.Rewards(session_id, updates, seen, values, self._outbox.urls)
+        change = writes.Rewards(session_id, updates, seen, self._outbox.urls)
         done: bool = await self._database.submit_noted(writes.set_rewards, change, noted)
         if done:
             self._database.changed.note(session_id)
@@ -75,17 +69,15 @@ class SessionChanges:
     async def end_session(
         self,
         record: SessionRecord,
-        returns: Mapping[str, float],
         seen: Seen | None = None,
         rewards: Mapping[str, Mapping[str, Any]] | None = None,
         noted: Noted | None = None,
     ) -> bool:
         """Store the sealed record, rewards as in `set_rewards`, and the returns under its own rule, in one commit.
 
-        Raises SessionNotFound, and NotFound for a return or a reward of an unknown interaction.
+        Raises SessionNotFound, and NotFound for a reward of an unknown interaction.
         """
-        values = writes.Returns(record.session_id, record.discount, record.credit, dict(returns), seen)
-        end = writes.End(rows.session_row(record), values, rewards or {}, self._outbox.urls)
+        end = writes.End(rows.session_row(record), seen, rewards or {}, self._outbox.urls)
         done: bool = await self._database.submit_noted(writes.end_sessions, end, noted)
         if done:
             self._ends.ring()
@@ -107,21 +99,6 @@ class SessionChanges:
         if done:
             self._ends.ring()  # its group may be whole without it
             self._metrics.withdrawn.by[()] += 1
-            self._database.changed.note(session_id)
-        return done
-
-    async def set_returns(
-        self,
-        session_id: str,
-        discount: float,
-        credit: Credit,
-        values: Mapping[str, float],
-        seen: Seen | None = None,
-    ) -> bool:
-        """Write or overwrite returns by interaction id. Raises SessionNotFound and NotFound."""
-        new = writes.Returns(session_id, discount, credit, dict(values), seen)
-        done: bool = await self._database.write.submit(writes.set_returns, new)
-        if done:
             self._database.changed.note(session_id)
         return done
 

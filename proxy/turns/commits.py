@@ -23,7 +23,6 @@ from proxy.sessions.attempts import Stage
 from proxy.sessions.live_session import LiveSession, deleted
 from proxy.sessions.registry import Registry
 from proxy.sessions.replica import note_commit, note_doubt
-from proxy.sessions.rewards import Scores
 from proxy.store.turn_log import TurnLog
 from proxy.telemetry.families import Seen, observe_all
 from proxy.telemetry.groups import TurnMetrics
@@ -33,7 +32,6 @@ from proxy.trajectory.summary import is_unaligned
 from proxy.turns.turn import Turn
 from proxy.types import Api, ImageFile, Interaction, Lineage
 from tokengrove.errors import EngineFailed, InvalidRequest, ProxyError, SessionNotFound, StoreUnavailable, brief
-from tokengrove.options.session import SessionStatus
 from tokengrove.options.start import EpisodeCut
 from tokengrove.reasons import FinishReason, Reason, Status
 
@@ -54,13 +52,12 @@ class Commits:
         self,
         log: TurnLog,
         registry: Registry,
-        scores: Scores,
         metrics: TurnMetrics,
         images: ImagePool,
         places: Places,
         in_background: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
-        self._log, self._registry, self._scores, self._metrics = log, registry, scores, metrics
+        self._log, self._registry, self._metrics = log, registry, metrics
         metrics.ended.expect(product(Api, (Status.COMPLETE, Status.FAILED, Status.ABORTED)))
         metrics.interactions.expect((reason,) for reason in Reason)
         self._images, self._places, self._in_background = images, places, in_background
@@ -167,8 +164,6 @@ class Commits:
                 "a turn could not be counted",
                 {"interaction": turn.interaction.id, "session": turn.session.id, **turn.session.labels},
             )
-        if session.ending or session.record.status is not SessionStatus.ACTIVE:
-            self._in_background(self._scores.add_late_turn(session))
         if self._unrecorded:  # the database takes turns again
             self._record_soon()
 

@@ -29,7 +29,6 @@ from proxy.sessions.live_session import LiveSession
 from proxy.sessions.named_sessions import NamedSessions
 from proxy.sessions.registry import Registry
 from proxy.sessions.replica import merge_stored
-from proxy.sessions.rewards import Scores
 from proxy.settings import Settings
 from proxy.store.replica_news import ReplicaNews
 from proxy.store.turn_log import TurnLog
@@ -93,7 +92,6 @@ class Turns:
         news: ReplicaNews,
         registry: Registry,
         named: NamedSessions,
-        scores: Scores,
         settings: Settings,
         metrics: TurnMetrics,
         places: Places,
@@ -116,7 +114,7 @@ class Turns:
         self._unreplaced: set[str] = set()
         self._draining = False
         self._background: set[asyncio.Task[None]] = set()
-        self._commits = Commits(log, registry, scores, metrics, images, places, self._in_background)
+        self._commits = Commits(log, registry, metrics, images, places, self._in_background)
 
     @property
     def _grace_s(self) -> float:

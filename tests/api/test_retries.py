@@ -419,13 +419,7 @@ async def test_a_turn_that_completes_while_its_session_ends_has_its_return(tmp_p
         await turn
         wanted = {node["id"] for node in await server.tree() if node["status"] == "complete"}
         assert len(wanted) == 2
-        stored: set[str] = set()
-        for _ in range(200):
-            stored = {key[0] for key in await server.app.state.store.database.read(reads.load_returns, "s")}
-            if stored == wanted:
-                break
-            await asyncio.sleep(0.02)
-        assert stored == wanted
+        assert {key[0] for key in await server.app.state.store.database.read(reads.load_returns, "s")} == wanted
 
 
 async def test_a_retry_that_comes_while_a_failure_is_recorded_is_sampled_anew(

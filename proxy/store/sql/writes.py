@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import chain
+from itertools import chain, compress
 from operator import attrgetter
 from typing import Any
 
@@ -45,11 +45,12 @@ from proxy.store.sql.session_routes import note_routes
 from proxy.store.sql.side_columns import column_rows, insert_columns, insert_scores
 from proxy.store.sql.starts import Start, check_start, give_back
 from proxy.store.sql.statement import Named, Statement, json_list
-from proxy.store.sql.tables import capacity, interactions, returns, session_routes, sessions, unreplied, withdrawn_keys
+from proxy.store.sql.stored_returns import store_returns
+from proxy.store.sql.tables import capacity, interactions, session_routes, sessions, unreplied, withdrawn_keys
 from proxy.store.sql.webhooks import tell_of_end, tell_of_rewards
 from proxy.types import ImageFile, Interaction
 from tokengrove.errors import InvalidRequest, NotFound, SessionNotFound
-from tokengrove.options.session import Credit
+from tokengrove.options.session import SessionStatus
 from tokengrove.reasons import Status
 
 _row_of = attrgetter("row")
@@ -82,39 +83,28 @@ class Append:
 class Rewards:
     """By interaction id: the fields that change, of reward, rewards, token_rewards, trainable and spans.
 
-    `returns`: those of an ended session, with the change. `webhooks`: URLs that are told of its rewards.
+    `webhooks`: URLs that are told of rewards of an ended session.
     """
 
     session_id: str
     updates: Mapping[str, Mapping[str, Any]]
     seen: Seen | None = None
-    returns: Returns | None = None
     webhooks: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Returns:
-    """The return of each interaction by id, under one discount and credit rule."""
-
-    session_id: str
-    discount: float
-    credit: Credit
-    values: Mapping[str, float]
-    seen: Seen | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class End:
-    """The final row of a session, the rewards of its end, and its returns. `webhooks`: URLs that are told of it."""
+    """The final row of a session, and the rewards of its end. `webhooks`: URLs that are told of it."""
 
     row: rows.RowValues
-    returns: Returns
+    seen: Seen | None = None
     rewards: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     webhooks: Sequence[str] = ()
 
     @property
     def session_id(self) -> str:
-        return self.returns.session_id
+        session_id: str = self.row["session_id"]
+        return session_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,16 +130,16 @@ class RecordUpdate:
         return session_id
 
 
+_LIVE = SessionStatus.ACTIVE.value
 _NOW: BindParameter[float] = bindparam("now")
 _INSERT_SESSION = Statement(insert(sessions))
 _INSERT_INTERACTION = Statement(insert(interactions))
-_INSERT_RETURN = Statement(insert(returns))
 _INSERT_WITHDRAWN = Statement(insert(withdrawn_keys))
 _ADVANCE = Statement(
     update(sessions)
     .where(Named(sessions.c.session_id))
     .values(next_seq=sessions.c.next_seq + bindparam("by"), updated_at=_NOW)
-    .returning(sessions.c.session_id, sessions.c.next_seq, sessions.c.revision)
+    .returning(sessions.c.session_id, sessions.c.next_seq, sessions.c.revision, sessions.c.status)
 )
 _INSERT_UNREPLIED = Statement(insert(unreplied))
 _DELETE_UNREPLIED = Statement(delete(unreplied).where(Named(unreplied.c.interaction_id)))
@@ -173,13 +163,6 @@ _LEAVE_QUEUES = Statement(
     update(session_routes)
     .where(session_routes.c.session_id == bindparam("of_session"), session_routes.c.acknowledged_at.is_(None))
     .values(acknowledged_at=_NOW, claimed_by=null(), claimed_until=null())
-)
-_DELETE_RETURNS = Statement(
-    delete(returns).where(
-        Named(returns.c.interaction_id),
-        returns.c.discount == bindparam("of_discount"),
-        returns.c.credit == bindparam("of_credit"),
-    )
 )
 
 
@@ -227,7 +210,7 @@ def append_interactions(connection: Connection, batch: Sequence[Append]) -> Sequ
     counts: dict[str, int] = defaultdict(int)
     for each in batch:
         counts[each.node.session_id] += 1
-    states = _advance(connection, counts)
+    states, over = _advance(connection, counts)
     new: list[rows.RowValues] = []
     added: list[Append] = []
     seqs: list[int | None] = []
@@ -258,6 +241,8 @@ def append_interactions(connection: Connection, batch: Sequence[Append]) -> Sequ
         insert_images(connection, files)
     if beside:
         insert_columns(connection, beside)
+    if over and (late := over.intersection(each.session_id for each in added)):
+        store_returns(connection, late)
     return seqs
 
 
@@ -284,22 +269,25 @@ def _note_added(connection: Connection, added: Sequence[Append]) -> None:
         mark_answered(connection, answering)
 
 
-def _advance(connection: Connection, counts: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+def _advance(connection: Connection, counts: Mapping[str, int]) -> tuple[dict[str, tuple[int, int]], set[str]]:
     """Lock sessions, and raise the `next_seq` of each by its value in `counts` (below 0: lower it).
 
-    Returns the states before, as `Seen` has them. Raises SessionNotFound.
+    Returns the states before, as `Seen` has them, and the ended ones of the sessions. Raises SessionNotFound.
     """
     by_count: dict[int, list[str]] = {}
     for name, number in counts.items():
         by_count.setdefault(number, []).append(name)
     states: dict[str, tuple[int, int]] = {}
+    over: set[str] = set()
     for count, names in by_count.items():
         asked = {"names": json_list(names), "by": count, "now": time.time()}
-        for name, next_seq, revision in _ADVANCE.fetch(connection, asked):
+        for name, next_seq, revision, status in _ADVANCE.fetch(connection, asked):
             states[name] = next_seq - count, revision
+            if status != _LIVE:
+                over.add(name)
     if len(states) < len(counts):
         raise SessionNotFound(f"session {min(counts.keys() - states.keys())} does not exist")
-    return states
+    return states, over
 
 
 def _insert_interactions(connection: Connection, new: Sequence[rows.RowValues]) -> None:
@@ -334,15 +322,15 @@ def set_rewards(connection: Connection, batch: Sequence[Rewards]) -> Sequence[bo
 
     Raises NotFound if an interaction does not belong to the session, InvalidRequest for a value that is not finite.
     """
-    return [_set_rewards(connection, rewards) for rewards in batch]
+    done = [_set_rewards(connection, rewards) for rewards in batch]
+    store_returns(connection, [rewards.session_id for rewards in compress(batch, done)])
+    return done
 
 
 def _set_rewards(connection: Connection, rewards: Rewards) -> bool:
     if not _lock_as_seen(connection, rewards.session_id, rewards.seen):
         return False
     _put_rewards(connection, rewards.session_id, rewards.updates)
-    if rewards.returns is not None:
-        _put_returns(connection, rewards.returns)
     _touch(connection, rewards.session_id)
     if rewards.webhooks:
         late = [name for name, change in rewards.updates.items() if not REWARDS.isdisjoint(change)]
@@ -395,17 +383,19 @@ def _update_session(connection: Connection, change: RecordUpdate) -> bool:
 def end_sessions(connection: Connection, batch: Sequence[End]) -> Sequence[bool]:
     """Seal sessions with their last rewards and their returns, and give each its place in the order of ends.
 
-    Raises SessionNotFound. False if the session changed since its returns were computed.
+    Raises SessionNotFound, and NotFound for a reward of an unknown interaction. False if the session changed since it
+    was seen.
     """
-    return [_end_session(connection, end) for end in batch]
+    done = [_end_session(connection, end) for end in batch]
+    store_returns(connection, [end.session_id for end in compress(batch, done)])
+    return done
 
 
 def _end_session(connection: Connection, end: End) -> bool:
     row = {**end.row, "end_checksum": of_end(end.row)}
-    if not _update_session(connection, RecordUpdate(row, end.returns.seen)):
+    if not _update_session(connection, RecordUpdate(row, end.seen)):
         return False
     _put_rewards(connection, end.session_id, end.rewards)
-    _put_returns(connection, end.returns)
     give_back(connection, end.row)
     _set_ended_order(connection, end.session_id)
     if row["delivery"] is not None or row["withdrawn_at"] is not None:
@@ -435,21 +425,6 @@ def _leave_queue(connection: Connection, name: str, now: float) -> None:
         statement.run(connection, [{"of_session": name, "now": now}])
 
 
-def set_returns(connection: Connection, batch: Sequence[Returns]) -> Sequence[bool]:
-    """Write or overwrite returns. False if the session changed since they were computed.
-
-    Raises SessionNotFound, and NotFound for an unknown interaction.
-    """
-    return [_set_returns(connection, each) for each in batch]
-
-
-def _set_returns(connection: Connection, new: Returns) -> bool:
-    if not _lock_as_seen(connection, new.session_id, new.seen):
-        return False
-    _put_returns(connection, new)
-    return True
-
-
 def _lock_as_seen(connection: Connection, session_id: str, seen: Seen | None) -> bool:
     """Lock a session; return True if it is still in the state that was seen. Raises SessionNotFound."""
     return lock_sessions(connection, {session_id})[session_id] == seen or seen is None
@@ -468,23 +443,6 @@ def _update_interaction(connection: Connection, session_id: str, name: str, colu
 
 def _unknown(name: str) -> NotFound:
     return NotFound(f"interaction {name} does not exist", param="interaction_id")
-
-
-def _put_returns(connection: Connection, new: Returns) -> None:
-    if not new.values:
-        return
-    # Delete and insert, because the two databases differ in the syntax of an upsert. The session's row is locked.
-    key = {"of_discount": new.discount, "of_credit": new.credit.value}
-    _DELETE_RETURNS.run(connection, [{"names": json_list(new.values), **key}])
-    values = [
-        {"interaction_id": name, "discount": new.discount, "credit": new.credit.value, "value": value}
-        for name, value in new.values.items()
-    ]
-    try:
-        _INSERT_RETURN.run(connection, values)
-    except IntegrityError:
-        message = f"a return of session {new.session_id} belongs to no interaction"
-        raise NotFound(message, param="interaction_id") from None
 
 
 def _set_ended_order(connection: Connection, name: str) -> None:

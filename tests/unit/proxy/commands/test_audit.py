@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 from array import array
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from proxy.commands.audit import Audit, audit, check_session
+from proxy.commands.audit import Audit, Finding, audit, check_session
+from proxy.engine.interface import PauseMode
 from proxy.store.inspection import Stored, inspecting
 from proxy.store.session_changes import SessionChanges
+from proxy.store.turn_log import TurnLog
 from proxy.types import Interaction, SessionRecord
 from tests.databases import execute
 from tests.interactions import interaction
-from tests.support import assistant, default_url, says, serving, user
+from tests.support import assistant, says, serving, until, user
 from tests.wide import CROSSED
 from tokengrove.errors import ConfigurationError
-from tokengrove.options.session import SessionStatus
+from tokengrove.options.session import Credit, SessionStatus
 from tokengrove.reasons import Reason
 
 
@@ -175,20 +179,51 @@ def test_a_parent_that_comes_after_its_child_is_found() -> None:
     assert "its parent a is not an earlier complete interaction of the session" in faults(*nodes)
 
 
+@pytest.fixture
+def after_each_commit(database_url: str, monkeypatch: pytest.MonkeyPatch) -> list[Finding]:
+    """What a server that is killed after one of its commits leaves: the findings after each turn, reward and end."""
+    found: list[Finding] = []
+    for part, name in ((TurnLog, "append"), (SessionChanges, "set_rewards"), (SessionChanges, "end_session")):
+        monkeypatch.setattr(part, name, checking(getattr(part, name), database_url, found))
+    return found
+
+
+def checking(commit: Callable[..., Any], url: str, found: list[Finding]) -> Callable[..., Any]:
+    async def committed(*given: Any, **named: Any) -> Any:
+        done = await commit(*given, **named)
+        found.extend(checked(url).findings)  # on the event loop, so no later commit can begin before it
+        return done
+
+    return committed
+
+
 @pytest.mark.parametrize("path", ["rl/set_reward", "rl/mark"])
 async def test_a_crash_after_a_late_reward_leaves_no_old_return(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+    tmp_path: Path, database_url: str, after_each_commit: list[Finding], path: str
 ) -> None:
-    async def never(*_: Any, **__: Any) -> bool:
-        raise AssertionError("another commit, before which the server may be killed")
-
-    async with serving(tmp_path, says("one", "two")) as server:
+    async with serving(tmp_path, says("one", "two"), database_url=database_url) as server:
         first = await server.chat([user("a")])
         await server.chat([user("a"), first["choices"][0]["message"], user("b")])
         await server.ok("/s/rl/end_session", {"reward": 1.0})
-        monkeypatch.setattr(SessionChanges, "set_returns", never)
         body = {"reward": 0.5} if path == "rl/set_reward" else {"trainable": False}
         await server.ok(f"/s/{path}", {"interaction_id": first["id"], **body})
         shown = [node["return"] for node in await server.tree()]
     assert shown == ([1.5, 1.0] if path == "rl/set_reward" else [1.0, 1.0])
-    assert checked(default_url(tmp_path)).findings == []
+    assert after_each_commit == []
+
+
+@pytest.mark.parametrize("credit", [*Credit])
+async def test_a_crash_after_a_late_turn_leaves_no_old_return(
+    tmp_path: Path, database_url: str, after_each_commit: list[Finding], credit: Credit
+) -> None:
+    async with serving(tmp_path, says("one", "two", "three"), database_url=database_url) as server:
+        await server.ok("/rl/start_session", {"session_id": "s", "credit": credit, "discount": 0.5})
+        messages = [user("a"), await server.answer([user("a")])]
+        await server.engine.pause(PauseMode.IN_PLACE)
+        late = [asyncio.ensure_future(server.chat([*messages, user(words)])) for words in ("b", "c")]
+        await until(lambda: len(server.engine.running) == 2)
+        await server.ok("/s/rl/end_session", {"reward": 1.0})
+        await server.engine.resume()
+        await asyncio.gather(*late)
+        assert [node["return"] for node in await server.tree()] == [1.0, 0.0, 0.0]
+    assert after_each_commit == []

@@ -96,7 +96,7 @@ async def test_news_merged_in_any_order_and_twice_give_the_state_of_the_database
             absorb(session, news, elsewhere=True)
             if chance.random() < 0.5:
                 underway.remove(news)
-    await store.changes.end_session(SessionRecord("s", status=SessionStatus.ENDED), {})
+    await store.changes.end_session(SessionRecord("s", status=SessionStatus.ENDED))
     for news in (await store.news.load_news("s", session.seen), *underway):
         absorb(session, news, elsewhere=True)
     fresh = empty()

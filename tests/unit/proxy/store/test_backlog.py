@@ -21,7 +21,7 @@ async def start(store: Store, *names: str) -> None:
 
 async def end(store: Store, name: str, ended_at: float) -> None:
     record = replace(ACTIVE, session_id=name, status=SessionStatus.ENDED, ended_at=ended_at)
-    assert await store.changes.end_session(record, {})
+    assert await store.changes.end_session(record)
 
 
 async def counted(store: Store, most: int = 100, now: float = 2e9) -> backlog.Backlog:

@@ -28,7 +28,7 @@ CHANGES: dict[str, Callable[[Store], Any]] = {
     "mark": lambda store: store.changes.set_rewards("task-0", {"one": {"trainable": False, "spans": ((0, 1),)}}),
     "supersede": lambda store: store.turns.supersede("two"),
     "update": lambda store: store.changes.update_session(SessionRecord("task-0", api_key_hash="new")),
-    "end": lambda store: store.changes.end_session(SessionRecord("task-0", status=SessionStatus.ENDED), {"one": 1.0}),
+    "end": lambda store: store.changes.end_session(SessionRecord("task-0", status=SessionStatus.ENDED)),
 }
 
 
@@ -76,15 +76,14 @@ async def test_rewards_ends_and_records_of_an_old_state_change_nothing(store: St
     await store.turns.append(node("one"))
     record = SessionRecord("task-0", status=SessionStatus.ENDED)
     assert not await store.changes.set_rewards("task-0", {"one": {"reward": 1.0}}, stale)
-    assert not await store.changes.end_session(record, {"one": 1.0}, stale)
+    assert not await store.changes.end_session(record, stale)
     assert not await store.changes.update_session(record, stale)
-    assert not await store.changes.set_returns("task-0", 1.0, record.credit, {"one": 1.0}, stale)
     stored = await store.keys.load_session("task-0")
     assert stored is not None and stored.status is SessionStatus.ACTIVE
     assert [each.reward for each in await store.recordings.load_interactions("task-0")] == [None]
     assert await store.database.read(reads.load_returns, "task-0") == {}
     assert await seen(store) == Seen(1, 0)
-    assert await store.changes.end_session(record, {"one": 1.0}, Seen(1, 0))
+    assert await store.changes.end_session(record, Seen(1, 0))
 
 
 @CROSSED
@@ -124,7 +123,7 @@ async def test_news_contain_only_unseen_changes(store: Store, node: Build) -> No
 async def test_live_sessions_are_those_that_have_not_ended(store: Store) -> None:
     for name in ("a", "b", "c"):
         await store.starts.create_session(SessionRecord(name))
-    await store.changes.end_session(SessionRecord("b", status=SessionStatus.ENDED), {})
+    await store.changes.end_session(SessionRecord("b", status=SessionStatus.ENDED))
     assert await store.news.live_sessions(["a", "b", "nobody"]) == {"a"}
 
 
@@ -274,6 +273,6 @@ async def test_sessions_that_end_at_once_on_two_replicas_have_an_order(
     for record in records:
         await pair[0].starts.create_session(record)
     ended = [replace(record, status=SessionStatus.ENDED) for record in records]
-    await asyncio.gather(*(pair[n % 2].changes.end_session(record, {}) for n, record in enumerate(ended)))
+    await asyncio.gather(*(pair[n % 2].changes.end_session(record) for n, record in enumerate(ended)))
     orders = [row[0] for row in execute(postgres_url, "SELECT ended_order FROM sessions")]
     assert sorted(orders) == list(range(1, 21))

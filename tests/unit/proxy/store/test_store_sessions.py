@@ -14,11 +14,12 @@ from proxy.store.session_query import SessionQuery
 from proxy.store.sql import reads
 from proxy.store.sql.checksums import OF_STARTS
 from proxy.store.store import Store
-from proxy.types import SessionRecord
+from proxy.types import Lineage, SessionRecord
 from tests.databases import execute
 from tests.wide import CROSSED
 from tokengrove.errors import InvalidRequest, NotFound, SessionNotFound
 from tokengrove.options.session import Credit, Outcome, SessionStatus
+from tokengrove.reasons import Evidence, Segment, Status
 
 FULL = SessionRecord(
     session_id="a/b~c",
@@ -76,8 +77,8 @@ async def test_an_updated_session_is_read_back_with_what_its_start_set(store: St
 async def test_an_unknown_session_cannot_be_changed(store: Store, node: Any) -> None:
     for change in (
         store.changes.update_session(FULL),
-        store.changes.end_session(FULL, {}),
-        store.changes.set_returns("x", 1, Credit.TREE, {}),
+        store.changes.end_session(FULL),
+        store.changes.set_rewards("x", {}),
     ):
         with pytest.raises(SessionNotFound):
             await change
@@ -85,40 +86,75 @@ async def test_an_unknown_session_cannot_be_changed(store: Store, node: Any) -> 
         await store.turns.append(node(session_id="nobody"))
 
 
-async def test_ending_seals_and_writes_returns_together(store: Store, session: SessionRecord, node: Any) -> None:
+async def returns_of(store: Store) -> dict[tuple[str, float, Credit], float]:
+    return await store.database.read(reads.load_returns, "task-0")
+
+
+async def test_ending_seals_and_writes_returns_together(store: Store, node: Any) -> None:
+    record = SessionRecord("task-0", discount=0.9)
+    await store.starts.create_session(record)
+    await store.turns.append(node("one"))
+    await store.turns.append(node("two", parent_id="one"))
+    await store.turns.append(node("failed", parent_id="two", status=Status.FAILED))
+    ended = replace(record, status=SessionStatus.ENDED, ended_at=5.0)
+    await store.changes.end_session(ended, rewards={"two": {"reward": 1.0}})
+    assert await store.keys.load_session("task-0") == ended
+    assert await returns_of(store) == {("one", 0.9, Credit.TREE): 0.9, ("two", 0.9, Credit.TREE): 1.0}
+
+
+@pytest.mark.parametrize("late", ["before", "after"])
+async def test_a_turn_that_is_queued_with_the_end_is_in_its_returns(
+    store: Store, session: SessionRecord, node: Any, late: str
+) -> None:
     await store.turns.append(node("one"))
     ended = replace(session, status=SessionStatus.ENDED, ended_at=5.0)
-    await store.changes.end_session(ended, {"one": 0.81})
-    assert await store.keys.load_session(session.session_id) == ended
-    assert await store.database.read(reads.load_returns, session.session_id) == {("one", 1.0, Credit.TREE): 0.81}
+    changes = [
+        store.turns.append(node("two", parent_id="one", reward=1.0)),
+        store.changes.end_session(ended, rewards={"one": {"reward": 2.0}}),
+    ]
+    await asyncio.gather(*(changes if late == "before" else reversed(changes)))
+    assert await returns_of(store) == {("one", 1.0, Credit.TREE): 3.0, ("two", 1.0, Credit.TREE): 1.0}
+
+
+@pytest.mark.parametrize("credit", [Credit.LINEAR, Credit.LINEAGE])
+async def test_a_late_turn_and_a_late_reward_change_the_returns_of_their_session_only(
+    store: Store, node: Any, credit: Credit
+) -> None:
+    records = [SessionRecord(name, discount=0.5, credit=credit) for name in ("task-0", "other")]
+    for record in records:
+        await store.starts.create_session(record)
+        await store.turns.append(node(f"{record.session_id}-one", session_id=record.session_id))
+    for record in records:
+        await store.changes.end_session(replace(record, status=SessionStatus.ENDED, ended_at=5.0))
+    other = await store.database.read(reads.load_returns, "other")
+    went_on = Lineage(("task-0-one",), Segment.COMPACTION, Evidence.SUMMARY)
+    await store.turns.append(node("task-0-two", lineage=went_on))
+    await store.changes.set_rewards("task-0", {"task-0-two": {"reward": 1.0}})
+    assert await returns_of(store) == {("task-0-one", 0.5, credit): 0.5, ("task-0-two", 0.5, credit): 1.0}
+    assert await store.database.read(reads.load_returns, "other") == other == {("other-one", 0.5, credit): 0.0}
+
+
+async def test_a_live_session_has_no_returns(store: Store, session: SessionRecord, node: Any) -> None:
+    await store.turns.append(node("one"))
+    await store.changes.set_rewards(session.session_id, {"one": {"reward": 1.0}})
+    assert await returns_of(store) == {}
 
 
 async def test_sessions_keep_the_order_in_which_they_ended(store: Store, database_url: str) -> None:
     for name in "abc":
         await store.starts.create_session(SessionRecord(name))
     for name in "cabc":
-        await store.changes.end_session(SessionRecord(name, status=SessionStatus.ENDED), {})
+        await store.changes.end_session(SessionRecord(name, status=SessionStatus.ENDED))
     rows = execute(database_url, "SELECT session_id, ended_order FROM sessions ORDER BY ended_order")
     assert rows == [("c", 1), ("a", 2), ("b", 3)]
 
 
-async def test_an_end_with_a_return_of_no_interaction_changes_nothing(store: Store, session: SessionRecord) -> None:
+async def test_an_end_with_a_reward_of_no_interaction_changes_nothing(store: Store, session: SessionRecord) -> None:
     with pytest.raises(NotFound):
-        await store.changes.end_session(replace(session, status=SessionStatus.ENDED), {"nobody": 1.0})
+        await store.changes.end_session(
+            replace(session, status=SessionStatus.ENDED), rewards={"nobody": {"reward": 1.0}}
+        )
     assert await store.keys.load_session(session.session_id) == session
-
-
-async def test_returns_are_overwritten_under_the_same_discount_only(
-    store: Store, session: SessionRecord, node: Any
-) -> None:
-    await store.turns.append(node("one"))
-    await store.changes.set_returns("task-0", 0.9, Credit.TREE, {"one": 1.0})
-    await store.changes.set_returns("task-0", 0.9, Credit.LINEAR, {"one": 2.0})
-    await store.changes.set_returns("task-0", 0.9, Credit.TREE, {"one": 3.0})
-    assert await store.database.read(reads.load_returns, "task-0") == {
-        ("one", 0.9, Credit.TREE): 3.0,
-        ("one", 0.9, Credit.LINEAR): 2.0,
-    }
 
 
 async def test_rewards_are_set_one_by_one_and_stay_raw(store: Store, session: SessionRecord, node: Any) -> None:
@@ -227,9 +263,7 @@ async def test_an_unknown_cursor_and_too_many_ids_are_refused(store: Store) -> N
 async def test_the_end_of_a_session_frees_its_key_for_a_start_that_is_queued_behind_it(store: Store) -> None:
     record = SessionRecord("one", api_key_hash="17")
     await store.starts.create_session(record, chosen_key=True)
-    ended = asyncio.ensure_future(
-        store.changes.end_session(replace(record, status=SessionStatus.ENDED, ended_at=1.0), {})
-    )
+    ended = asyncio.ensure_future(store.changes.end_session(replace(record, status=SessionStatus.ENDED, ended_at=1.0)))
     await asyncio.sleep(0)
     await store.starts.create_session(SessionRecord("two", api_key_hash="17"), chosen_key=True)
     assert await ended
