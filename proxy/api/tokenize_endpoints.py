@@ -24,6 +24,7 @@ from proxy.protocols.chat.tokenize import (
     tokenize_reply,
 )
 from proxy.protocols.fields import optional_text
+from proxy.protocols.hosted_tools import check_hosted
 from proxy.resources.senders import Sender
 from proxy.sessions.access import Access, Caller
 from proxy.turns.route import EngineRoute, Routes
@@ -62,6 +63,7 @@ class TokenizeEndpoints:
         session = await self._access.resolve_if_named(caller)
         self._routes.assign(asked, None if session is None else session.record)
         route = self._routes.engine(asked.route)
+        check_hosted(asked.dropped, route.settings.hosted_tools)
         tokens = route.tokens
         if known is not None:
             return await tokens.continued(asked, known, sender, generation_prompt=prompt), route

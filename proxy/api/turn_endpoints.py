@@ -25,6 +25,7 @@ from proxy.api.replies import BatchReply, Header, StreamReply, UnaryReply, begin
 from proxy.parsed_items import ParsedBodies
 from proxy.protocols.completions.reply import ECHO
 from proxy.protocols.fields import check_text
+from proxy.protocols.hosted_tools import check_hosted
 from proxy.protocols.wire_protocol import WireProtocol
 from proxy.resources.senders import Sender
 from proxy.resources.turnstile import Turnstile
@@ -274,6 +275,7 @@ def count_endpoint(
             asked.model = request.path_params.get("model") or asked.model
             routes.assign(asked, session.record)
             route = routes.engine(asked.route)
+            check_hosted(asked.dropped, route.settings.hosted_tools)
             leave_out_effort(asked, route.renderer)
             try:
                 prompt = await route.tokens.prompt(session, asked)

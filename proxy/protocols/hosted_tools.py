@@ -1,7 +1,7 @@
 """Tools that only a provider runs, such as a web search: this server has none of them.
 
 A parser notes each among the dropped fields as a `HostedTool`, and the reply names it in `x-tokengrove-ignored`. With
-`--hosted-tools refuse`, `refuse_hosted` refuses the request instead.
+`--hosted-tools refuse`, `check_hosted` refuses the request instead, also one that only counts tokens.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class HostedTool(str):
         return cls(f"{path} of type {kind}")
 
 
-def refuse_hosted(dropped: Sequence[str]) -> None:
-    """Raise UnsupportedParameter for the first hosted tool among dropped fields."""
-    for note in dropped:
+def check_hosted(dropped: Sequence[str], treatment: str) -> None:
+    """Raise UnsupportedParameter for the first hosted tool among dropped fields, if the `treatment` is "refuse"."""
+    for note in dropped if treatment == "refuse" else ():
         if isinstance(note, HostedTool):
             path, _, kind = note.partition(" of type ")
             message = (

@@ -20,7 +20,7 @@ from operator import attrgetter
 from typing import Any, TypeVar
 
 from proxy.images.image_pool import ImagePool
-from proxy.protocols.hosted_tools import refuse_hosted
+from proxy.protocols.hosted_tools import check_hosted
 from proxy.resources.places import Places
 from proxy.resources.turnstile import Turnstile
 from proxy.sessions.attempts import Attempt, Stage
@@ -146,8 +146,8 @@ class Turns:
             leave_out_effort(request, reader.renderer)
         if record.turn_options:
             follow_session(request, record)
-        if request.dropped and self._settings.hosted_tools == "refuse":
-            refuse_hosted(request.dropped)
+        if request.dropped:
+            check_hosted(request.dropped, self._settings.hosted_tools)
         route = self.routes.of(request)
         if request.text is not None:
             ids = await ids_of_text(session, request.text, request.sender, self.routes.engine(request.route))

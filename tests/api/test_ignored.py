@@ -74,6 +74,32 @@ async def test_a_server_can_refuse_tools_that_only_a_provider_runs(
         assert (await server.post(f"/s/v1/{path}", {"model": "m", **body, "tools": []})).status_code == 200
 
 
+GOOGLE = {"contents": [{"parts": [{"text": "hi"}]}], "tools": [{"googleSearch": {}}]}
+SEARCH = {"input": "hi", "tools": [{"type": "web_search"}]}
+COUNTED = [
+    ("tokenize", "chat/completions", *HOSTED[0][1:]),
+    ("messages/count_tokens", "messages", *HOSTED[1][1:]),
+    ("responses/input_tokens", "responses", SEARCH, "tools[0] of type web_search"),
+    ("models/m:countTokens", "models/m:generateContent", GOOGLE, "tools[0] of type googleSearch"),
+]
+
+
+@CROSSED
+@pytest.mark.parametrize("session", ["/s", ""])
+@pytest.mark.parametrize(("path", "turn", "body", "expected"), COUNTED)
+async def test_counting_refuses_hosted_tools_with_the_error_of_a_turn(
+    tmp_path: Path, path: str, turn: str, body: dict[str, Any], expected: str, session: str
+) -> None:
+    async with serving(tmp_path, always(), hosted_tools="refuse") as server:
+        of_turn = await server.post(f"/s/v1/{turn}", {"model": "m", **body})
+        counted = await server.post(f"{session}/v1/{path}", {"model": "m", **body})
+        assert (counted.status_code, counted.json()["error"]) == (400, of_turn.json()["error"])
+        assert f"'{expected.partition(' of type ')[0]}'" in counted.text
+        assert (await server.post(f"{session}/v1/{path}", {"model": "m", **body, "tools": []})).status_code == 200
+    async with serving(tmp_path, always()) as server:
+        assert (await server.post(f"{session}/v1/{path}", {"model": "m", **body})).status_code == 200
+
+
 @pytest.mark.parametrize("path", ["/s/v1/generate", "/v1/generate"])
 async def test_generate_names_ignored_fields_with_and_without_a_session(tmp_path: Path, path: str) -> None:
     async with serving(tmp_path, always()) as server:
