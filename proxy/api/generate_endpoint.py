@@ -18,10 +18,13 @@ from proxy.api.headers import headers_of
 from proxy.api.http import JsonResponse, caller_of
 from proxy.api.neutral_errors import OUTSIDE
 from proxy.api.replies import UnaryReply, begin_turns, ignored_header
+from proxy.api.turn_endpoints import EPISODE
 from proxy.engine.requests import GenerateRequest
 from proxy.prompt_ids import PromptIds
+from proxy.protocols.fields import check_text
 from proxy.protocols.generate import GenerateProtocol, generation_reply, parse_request_id, prompt_field
 from proxy.sessions.access import Access, agent_in
+from proxy.sessions.episodes import HEADER, check_label
 from proxy.sessions.live_session import LiveSession
 from proxy.settings import Settings
 from proxy.telemetry.http_request import HttpRequest, request_of
@@ -30,9 +33,9 @@ from proxy.turns.generation import sample
 from proxy.turns.route import EngineRoute
 from proxy.turns.spans import trace_request, trace_turns
 from proxy.turns.turns import Turns
-from proxy.types import SamplingParams, TurnRequest
+from proxy.types import ImageFile, SamplingParams, TurnRequest
 from proxy.workers.attempt_table import RunsElsewhere
-from tokengrove.errors import SHUTTING_DOWN, EngineUnavailable, InvalidRequest, UnsupportedParameter
+from tokengrove.errors import SHUTTING_DOWN, EngineUnavailable, InvalidRequest, SessionClosed, UnsupportedParameter
 
 if TYPE_CHECKING:
     from tokengrove.spans import Tracing
@@ -64,19 +67,39 @@ class GenerateEndpoint:
         record = request_of(request.scope)
         if self._tracing is not None:
             record.begin_trace(self._tracing, request.scope)
-        session = await self._access.resolve_if_named(caller_of(request))
-        if session is not None:
-            record.enter(session.id, session.record.metadata)
-        with self._bodies.upload(request.scope, headers_of(request.scope), request.receive) as upload:
-            return await self._from(request, record, session, upload)
+        headers, caller = headers_of(request.scope), caller_of(request)
+        if EPISODE in headers:
+            caller = caller._replace(episode=check_text(headers[EPISODE], HEADER))
+        session = await self._access.resolve_if_named(caller)
+        if session is None:
+            check_label(caller.episode, None)
+        with self._bodies.upload(request.scope, headers, request.receive) as upload:
+            sent = await upload.read()
+            read = time.monotonic()
+            body, size = await upload.decode_turn_object(sent)
+            files = await upload.read_images(body, size, self._protocol.api, session)
+            while True:
+                if session is not None:
+                    record.enter(session.id, session.record.metadata)
+                try:
+                    return await self._begin_in(session, request, record, upload, body, sent, size, files, read)
+                except SessionClosed as closed:
+                    assert session is not None  # without one, nothing is closed
+                    session = await self._access.after(session, closed, caller)
 
-    async def _from(
-        self, request: Request, record: HttpRequest, session: LiveSession | None, upload: Upload
+    async def _begin_in(
+        self,
+        session: LiveSession | None,
+        request: Request,
+        record: HttpRequest,
+        upload: Upload,
+        body: Mapping[str, Any],
+        sent: bytes,
+        size: int,
+        files: dict[str, ImageFile],
+        read: float,
     ) -> UnaryReply | JsonResponse | Forwarded:
-        sent = await upload.read()
-        read = time.monotonic()
-        body, size = await upload.decode_turn_object(sent)
-        files = await upload.read_images(body, size, self._protocol.api, session)
+        """Begin in a session, or without one. Raises SessionClosed if the session takes no turn by now."""
         asked, affinity = await upload.do(size, self._protocol.parse, body), parse_request_id(body)
         asked.files = files
         asked.sender = upload.sender if session is None else upload.sender._replace(name=session.id)

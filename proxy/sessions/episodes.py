@@ -146,9 +146,11 @@ def _adopt(session: LiveSession, label: str) -> bool:
     return known == label
 
 
-def check_label(label: str | None, session: LiveSession) -> None:
-    """Raise InvalidRequest for a label of an episode, if the session is not cut into some."""
-    if label is not None and session.episodes is None:
+def check_label(label: str | None, session: LiveSession | None) -> None:
+    """Raise InvalidRequest for a label of an episode, without a session or if the session is not cut into some."""
+    if label is not None and session is None:
+        raise InvalidRequest(f"{HEADER} has no effect without a session: name one in the path", param=HEADER)
+    if label is not None and session is not None and session.episodes is None:
         raise InvalidRequest(
             f"{HEADER} has no effect here: the session was not started with 'episodes', and the server has no "
             "--episode-* setting",

@@ -193,6 +193,17 @@ async def test_many_turns_at_once_around_cuts_are_all_recorded_and_answered(tmp_
         assert len(named) == 60
 
 
+async def test_a_header_names_the_episode_of_a_turn_of_token_ids(tmp_path: Path, database_url: str) -> None:
+    async with served(tmp_path, database_url, admin_key="a" * 16) as server:
+        mine = {"authorization": f"Bearer {(await start(server))['api_key']}"}
+        for label in ("one", "two"):
+            labelled = {**mine, "x-tokengrove-episode": label}
+            assert (await server.post("/v1/generate", {"input_ids": [1]}, headers=labelled)).status_code == 200
+        assert [turns for _, _, turns in (await sessions(server)).values()] == [1, 1]
+        refused = await server.post("/v1/generate", {"input_ids": [1]}, headers={**ADMIN, "x-tokengrove-episode": "x"})
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == "x-tokengrove-episode"
+
+
 async def test_a_session_ends_only_after_the_turns_that_run_in_it(tmp_path: Path, database_url: str) -> None:
     async with served(tmp_path, database_url, admin_key="a" * 16) as server:
         key = (await start(server, max_turns=1))["api_key"]
