@@ -342,7 +342,8 @@ class TurnRequest:
     digest. `sender`: the sender of the request. `route`: the name of the route that serves it, "" without a table of
     models; `pinned`: the adapter version that it names (`policy@7`). `reasoning_fields`: the fields of the Messages API
     that configure reasoning, as sent, for external models. `further_prompts`: prompts
-    of the same request after this one, each for a turn of its own. `score_prompt`: the reply has the logprobs of the
+    of the same request after this one, each for a turn of its own; `prompt_number`: the place of this one among them,
+    from 0. `score_prompt`: the reply has the logprobs of the
     prompt, which are in `prompt_logprobs` in the form of the API before the turn begins. `thread`: the client's own
     name of the conversation.
 
@@ -391,6 +392,7 @@ class TurnRequest:
     outside: bool = False
     reasoning_fields: Mapping[str, Json] = field(default_factory=dict)
     further_prompts: tuple[Ids | PromptText, ...] = field(default=(), compare=False, repr=False)
+    prompt_number: int = field(default=0, compare=False, repr=False)
     score_prompt: bool = False
     prompt_logprobs: Mapping[str, Sequence[Json]] = field(default_factory=dict, compare=False, repr=False)
     thread: Thread | None = None

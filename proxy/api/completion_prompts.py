@@ -32,6 +32,7 @@ def each_prompt(asked: TurnRequest) -> list[TurnRequest]:
             asked,
             **prompt_fields(prompt, echo=echo),
             further_prompts=(),
+            prompt_number=number,
             idempotency_key=None if key is None else f"{key}:{number}",
             timeline=Timeline(received=received.received, read=received.read),
         )

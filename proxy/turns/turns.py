@@ -199,7 +199,7 @@ class Turns:
         try:
             choices = make_turns(plan)
             if record.turn_options and session.episodes is not None:
-                self._check_episode(session, choices[0])
+                self._check_episode(session, choices)
         except BaseException:
             plan.release()
             raise
@@ -209,9 +209,16 @@ class Turns:
         self._start(plan, choices)
         return choices
 
-    def _check_episode(self, session: LiveSession, turn: Turn) -> None:
-        """Raise EpisodeOver if the turn begins a conversation at which the session is cut."""
+    def _check_episode(self, session: LiveSession, choices: Sequence[Turn]) -> None:
+        """Raise EpisodeOver if the turns are too many for the session, or begin a conversation at which it is cut.
+
+        The turns of one request are in one session, even if they alone are too many.
+        """
         assert session.episodes is not None
+        turn, most = choices[0], session.episodes.max_turns
+        taken, more = session.turns_taken, len(choices) * (1 + len(turn.request.further_prompts))
+        if most is not None and taken and taken + more > most and not turn.request.prompt_number:
+            raise EpisodeOver(session.id, f"{most} turns")
         cuts, interaction = session.episodes.lineage, turn.interaction
         if not cuts or not session.cache.nodes or turn.request.input_ids is not None:
             return

@@ -188,9 +188,27 @@ async def test_many_turns_at_once_around_cuts_are_all_recorded_and_answered(tmp_
         answers = await asyncio.gather(*(speak(server, key, text=f"turn {number}") for number in range(60)))
         assert [each.status_code for each in answers] == [200] * 60
         found = await sessions(server)
-        assert sum(turns for _, _, turns in found.values()) == 60 and len(found) > 1
+        assert [turns for _, _, turns in found.values()] == [3] * 20
         named = {each.json()["id"] for each in answers}
         assert len(named) == 60
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"), [("chat/completions", {"messages": [user("hi")]}), ("generate", {"input_ids": [1]})]
+)
+async def test_turns_that_waited_for_the_engine_do_not_exceed_an_episode(
+    tmp_path: Path, database_url: str, path: str, asked: dict[str, Any]
+) -> None:
+    async with served(tmp_path, database_url, admin_key="a" * 16) as server:
+        mine = {"authorization": f"Bearer {(await start(server, max_turns=3))['api_key']}"}
+        await server.ok("/engine/pause_generation", {"mode": "in_place"}, headers=ADMIN)
+        body = {"model": "m", **asked}
+        turns = [asyncio.ensure_future(server.post(f"/v1/{path}", body, headers=mine)) for _ in range(7)]
+        session = await server.app.state.registry.get("alice")
+        await until(lambda: session.waiting == 7)
+        await server.ok("/engine/continue_generation", {}, headers=ADMIN)
+        assert [each.status_code for each in await asyncio.gather(*turns)] == [200] * 7
+        assert [turns for _, _, turns in (await sessions(server)).values()] == [3, 3, 1]
 
 
 async def test_a_header_names_the_episode_of_a_turn_of_token_ids(tmp_path: Path, database_url: str) -> None:
@@ -202,6 +220,23 @@ async def test_a_header_names_the_episode_of_a_turn_of_token_ids(tmp_path: Path,
         assert [turns for _, _, turns in (await sessions(server)).values()] == [1, 1]
         refused = await server.post("/v1/generate", {"input_ids": [1]}, headers={**ADMIN, "x-tokengrove-episode": "x"})
         assert refused.status_code == 400 and refused.json()["error"]["param"] == "x-tokengrove-episode"
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [("chat/completions", {"messages": [user("hi")], "n": 2}), ("completions", {"prompt": ["one", "two"]})],
+)
+async def test_a_reply_is_in_one_episode_with_all_of_its_turns(
+    tmp_path: Path, database_url: str, path: str, asked: dict[str, Any]
+) -> None:
+    async with served(tmp_path, database_url, admin_key="a" * 16) as server:
+        mine = {"authorization": f"Bearer {(await start(server, max_turns=3))['api_key']}"}
+        for _ in range(2):
+            answer = await server.ok(f"/v1/{path}", {"model": "m", **asked}, headers=mine)
+            assert len(answer["choices"]) == 2
+        more = {"n": 4} if "n" in asked else {"prompt": [*"abcd"]}
+        assert len((await server.ok(f"/v1/{path}", {"model": "m", **asked, **more}, headers=mine))["choices"]) == 4
+        assert [turns for _, _, turns in (await sessions(server)).values()] == [2, 2, 4]
 
 
 async def test_a_session_ends_only_after_the_turns_that_run_in_it(tmp_path: Path, database_url: str) -> None:
