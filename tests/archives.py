@@ -10,7 +10,7 @@ import orjson
 from proxy.store.backup import export_all
 from proxy.store.dump import Totals
 from tests.databases import execute
-from tests.support import assistant, says, serving, user
+from tests.support import Server, assistant, says, serving, user
 
 SECRET = "the-word-that-must-go"
 
@@ -20,12 +20,7 @@ async def grow(folder: Path, url: str) -> None:
     async with serving(
         folder, says("one", "two", "three", "vierä\U0001f600", SECRET * 500, "x"), database_url=url
     ) as server:
-        first = [user("a")]
-        answer = (await server.answer(first))["content"]
-        for words in ("b", "c"):
-            await server.chat([*first, assistant(answer), user(words)], session="s")
-        await server.ok("/s/rl/set_reward", {"reward": 0.1, "name": "style"})
-        await server.ok("/s/rl/end_session", {"reward": 1.0, "metrics": {"x": [1, None]}, "outcome": "Finished"})
+        await grow_tree(server)
         await server.chat([user(SECRET)], session="second")
         await server.ok("/second/rl/end_session", {})
         keys = await server.ok("/rl/start_session", {"session_id": "empty", "task_id": "t", "group_id": "g"})
@@ -35,6 +30,16 @@ async def grow(folder: Path, url: str) -> None:
         await server.chat([user("unseen")], session="unseen")
         await server.ok("/unseen/rl/end_session", {})
         await server.ok("/export_trajectories", {"session_ids": ["s", "second", "empty"]})
+
+
+async def grow_tree(server: Server) -> None:
+    """Session s: a root with two children, rewarded and ended."""
+    first = [user("a")]
+    answer = (await server.answer(first))["content"]
+    for words in ("b", "c"):
+        await server.chat([*first, assistant(answer), user(words)], session="s")
+    await server.ok("/s/rl/set_reward", {"reward": 0.1, "name": "style"})
+    await server.ok("/s/rl/end_session", {"reward": 1.0, "metrics": {"x": [1, None]}, "outcome": "Finished"})
 
 
 def dumped(url: str, folder: Path) -> list[Any]:

@@ -6,12 +6,12 @@ documented line; a test compares them.
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import dataclass, replace
 
 from proxy.settings import checks
 from proxy.settings.retention import read_rules
 from tokengrove.errors import ConfigurationError
+from tokengrove.loopback import is_loopback_host
 from tokengrove.options.option import flag_of, option, options_of
 from tokengrove.options.session import Credit
 from tokengrove.options.start import AdapterPinning, EpisodeCut, Replay
@@ -297,7 +297,7 @@ class Settings:
     @property
     def loopback(self) -> bool:
         """True if only this machine can reach the server."""
-        return _is_loopback(self.host) and self.agent_address is None
+        return is_loopback_host(self.host) and self.agent_address is None
 
     @property
     def agent_address(self) -> tuple[str, int] | None:
@@ -336,15 +336,6 @@ class Settings:
 _KEY_LENGTH = 16
 
 
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def _check(settings: Settings) -> None:
     """Raise ConfigurationError for the first setting that is not valid."""
     for name, each in options_of(Settings).items():
@@ -353,7 +344,7 @@ def _check(settings: Settings) -> None:
             checks.check_text(each.flag, value)
         each.check(value)
     checks.check_host(settings.host)
-    if not _is_loopback(settings.host) and not settings.admin_key:
+    if not is_loopback_host(settings.host) and not settings.admin_key:
         raise ConfigurationError(
             f"--host {settings.host} is reachable from other machines: set TOKENGROVE_ADMIN_KEY (or --admin-key), "
             "or listen on 127.0.0.1"
@@ -364,7 +355,7 @@ def _check(settings: Settings) -> None:
     if settings.log_content and settings.log_level != "debug":
         raise ConfigurationError("--log-content has no effect without --log-level debug; add it, or leave this out")
     checks.check_key("--admin-key", settings.admin_key)
-    if not _is_loopback(settings.host) and settings.weak_key:
+    if not is_loopback_host(settings.host) and settings.weak_key:
         raise ConfigurationError(f"--host {settings.host} is reachable from other machines: {settings.weak_key}")
     checks.check_key("--metrics-key", settings.metrics_key)
     checks.check_key("--trainer-key", settings.trainer_key)

@@ -272,7 +272,7 @@ PARTS: dict[str, set[str]] = {
         "trajectory",
         "types",
     },
-    "settings": {"tokengrove.errors", "tokengrove.initial_block", "tokengrove.options"},
+    "settings": {"tokengrove.errors", "tokengrove.initial_block", "tokengrove.loopback", "tokengrove.options"},
     "side_columns": {"tokengrove.errors", "tokengrove.options", "tokengrove.rows_beside"},
     "store": {
         "progress",
@@ -341,6 +341,7 @@ PARTS: dict[str, set[str]] = {
     "tokengrove.engine": {"engine", "tokengrove.reasons", "tokengrove.server_part", "types"},
     "tokengrove.errors": set(),
     "tokengrove.image_detail": set(),
+    "tokengrove.loopback": set(),
     "tokengrove.initial_block": set(),
     "tokengrove.kinds": {
         "tokengrove.areal",
@@ -439,6 +440,7 @@ PARTS: dict[str, set[str]] = {
     },
     "tokengrove.rollout.command": {
         "tokengrove.errors",
+        "tokengrove.loopback",
         "tokengrove.rollout",
         "tokengrove.rollout.episodes",
         "tokengrove.rollout.sandboxes",
@@ -453,6 +455,7 @@ PARTS: dict[str, set[str]] = {
         "tokengrove.client",
         "tokengrove.errors",
         "tokengrove.initial_block",
+        "tokengrove.loopback",
         "tokengrove.rollout",
         "tokengrove.rollout.episodes",
     },

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from tokengrove.errors import ConfigurationError, InvalidRequest
+from tokengrove.loopback import is_loopback
 from tokengrove.rollout.cancellation import to_the_end
 from tokengrove.rollout.command.failures import failure_of
 from tokengrove.rollout.command.reward_file import main_reward
@@ -16,7 +17,6 @@ from tokengrove.rollout.command.verifier_function import load_verifier, verify_b
 from tokengrove.rollout.command.workplace import Workplace
 from tokengrove.rollout.command_options import CommandOptions
 from tokengrove.rollout.episodes import AgentSpec, Episode, EpisodeEnded, RewardFailed
-from tokengrove.rollout.loopback import is_loopback
 from tokengrove.rollout.placeholder_names import check_placeholders, has_placeholders
 from tokengrove.rollout.sandboxes import CommandResult
 from tokengrove.rollout.sandboxes.by_name import sandbox_class

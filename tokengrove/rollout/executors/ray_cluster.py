@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from tokengrove.errors import ConfigurationError
+from tokengrove.loopback import is_loopback
 from tokengrove.rollout.executors.options import RayOptions
-from tokengrove.rollout.loopback import is_loopback
 
 logger = logging.getLogger(__name__)
 

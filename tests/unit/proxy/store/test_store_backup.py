@@ -19,26 +19,18 @@ from proxy.store import database, schema
 from proxy.store.backup import Conflict, export_all, import_all
 from proxy.store.dump import Totals
 from proxy.store.sql.codec import encode_json
+from tests.archives import grow_tree, quiet
 from tests.conftest import Postgres
 from tests.databases import execute
-from tests.support import Server, assistant, says, serving, user
+from tests.support import Server, says, serving, user
 from tests.wide import CROSSED
 from tokengrove.errors import ConfigurationError
-
-
-def quiet(_: Totals) -> None:
-    pass
 
 
 async def grow(folder: Path, url: str) -> Any:
     """Fill a database with sessions of every kind. Returns the keys of the last one."""
     async with serving(folder, says("one", "two", "three", "vier\u00e4\U0001f600"), database_url=url) as server:
-        first = [user("a")]
-        answer = (await server.answer(first))["content"]
-        for words in ("b", "c"):
-            await server.chat([*first, assistant(answer), user(words)], session="s")
-        await server.ok("/s/rl/set_reward", {"reward": 0.1, "name": "style"})
-        await server.ok("/s/rl/end_session", {"reward": 1.0, "metrics": {"x": [1, None]}, "outcome": "Finished"})
+        await grow_tree(server)
         await server.post("/failed/v1/chat/completions", {"model": "m", "messages": [user("x")]})
         assert (await server.post("/failed/v1/chat/completions", {"model": "m", "messages": [user("y")]})).is_error
         await server.ok("/grant_capacity", {"n": 3})
