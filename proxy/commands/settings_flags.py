@@ -21,7 +21,9 @@ _GROUPS = {
     ),
     "Engine": ("engine_timeout_s stream_interval pause_timeout_s mismatch_limit"),
     "Database": ("migrate"),
-    "Access": ("metrics_key trainer_key metrics_port rewards_by require_key allow_chosen_keys key_lifetime_s"),
+    "Access": (
+        "metrics_key trainer_key metrics_port rewards_by require_key allow_chosen_keys refresh_by_key key_lifetime_s"
+    ),
     "Sessions": (
         "capacity_control max_live_sessions session_idle_s episode_idle_s episode_turns episode_lineage "
         "keep_days keep archive_to max_staleness batch_size webhook webhook_secret webhook_timeout_s "
