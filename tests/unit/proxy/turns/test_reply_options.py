@@ -11,7 +11,7 @@ from tests.interactions import interaction
 # Stored in columns of their own, or without influence on a reply.
 ELSEWHERE = {
     *("api", "model", "messages", "tools", "sampling", "template_options", "dropped", "idempotency_key"),
-    *("request_id", "further_prompts", "score_prompt", "prompt_logprobs"),
+    *("request_id", "further_prompts", "prompt_number", "score_prompt", "prompt_logprobs"),
     *("state_hash", "purpose", "agent", "input_ids", "text", "images", "files"),
     *("given", "retry", "response_format", "prefill", "timeline", "sender", "route", "pinned", "reasoning_fields"),
     *("thread", "outside"),
