@@ -11,6 +11,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner, Result
 
+from tests.e2e.processes import interruptible
 from tests.support import real_server, user
 from tokengrove import commands
 from tokengrove.client import Client
@@ -68,7 +69,8 @@ def test_a_call_that_fails_is_told_and_is_an_exit_code(url: str) -> None:
 
 
 def test_following_goes_on_until_an_interrupt(url: str) -> None:
-    ran = score(url, f"{HERE}:interrupts", "--follow", "--concurrency", "1")
+    with interruptible():
+        ran = score(url, f"{HERE}:interrupts", "--follow", "--concurrency", "1")
     assert ran.exit_code == 130
     assert ran.stdout == "a: interrupts 1\n"
     assert rewards(url)["a"] == {"interrupts": 1.0}
