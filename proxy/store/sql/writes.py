@@ -153,7 +153,8 @@ _SET_ENDED_ORDER = Statement(
     .where(_OF_SESSION, sessions.c.ended_order.is_(None))
     .values(ended_order=select(func.coalesce(func.max(sessions.c.ended_order) + _ONE, _ONE)).scalar_subquery())
 )
-# An acknowledged session keeps its claim; a running lease ends.
+# An acknowledged session keeps its claim; a running lease ends. `acknowledged_at` is what servers of older releases
+# look at: every session that claims must not lease has it.
 _LEAVE_QUEUE = Statement(
     update(sessions)
     .where(_OF_SESSION, sessions.c.acknowledged_at.is_(None))
