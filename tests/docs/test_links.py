@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -35,3 +36,12 @@ def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
 def test_every_path_in_the_repository_that_is_named_is_there(page: Path) -> None:
     for path in PATH.findall(page.read_text(encoding="utf-8")):
         assert (ROOT / path).exists(), f"{page.name} names {path}"
+
+
+def test_the_index_names_every_page_and_every_extra() -> None:
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    linked = {target for target, _ in LINK.findall(index)}
+    missing = [path.name for path in (ROOT / "docs").glob("*.md") if path.name not in {*linked, "index.md"}]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    rows = {name for row in re.findall(r"^\| (`.*?) \|", index, re.M) for name in re.findall(r"`(\w+)`", row)}
+    assert (missing, extras.keys() ^ rows) == ([], set())
