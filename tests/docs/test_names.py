@@ -107,7 +107,9 @@ def test_every_variable_that_is_named_is_a_setting(page: Path) -> None:
     assert named - SETTINGS - COMMAND_VARIABLES - OTHER_VARIABLES == set()
 
 
-@pytest.mark.parametrize("name", ["settings.md", "deployment.md", "monitoring.md", "troubleshooting.md", "limits.md"])
+@pytest.mark.parametrize(
+    "name", ["settings.md", "deployment.md", "monitoring.md", "troubleshooting.md", "limits.md", "unproven.md"]
+)
 def test_every_flag_in_the_text_of_an_operators_page_is_one_of_a_command(name: str) -> None:
     page = next(path for path in PAGES if path.name == name)
     text = BLOCK.sub("", page.read_text(encoding="utf-8"))
