@@ -35,7 +35,8 @@ FLAGS = ("--logprobs-mode", "processed_logprobs", *FULL)
 LORA = ("--enable-lora", "--max-loras", "32", "--max-lora-rank", "8")
 RUNTIME = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
 PROMPT = ids_of(range(40, 60))
-TOLERANCE = 1e-4
+# In a batch with a longer reply, vLLM's kernels for CPUs were off by 1e-3. Another adapter is off by more than 1.
+TOLERANCE = 2e-3
 
 
 @pytest.fixture(scope="module")
