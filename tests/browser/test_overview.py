@@ -77,6 +77,7 @@ def test_an_engine_server_shows_what_its_cache_saves_and_why_it_does_not_answer(
     said = {**httpx.get(f"{url}/rl/statistics").json(), "servers": servers}
     page.route("**/rl/events", lambda route: route.abort())
     page.route("**/rl/statistics", lambda route: route.fulfill(json=said))
+    page.reload()  # the stream that is open already would go on to tell the server's own figures
     page.get_by_role("link", name="Overview").click()
     row = page.get_by_role("region", name="Engine").get_by_role("row", name="http://e:1")
     expect(row).to_contain_text("ejected")
