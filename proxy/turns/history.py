@@ -60,8 +60,10 @@ def _without_repeat(answer: Message, sent: tuple[Message, ...], tools: Sequence[
     Some clients send the answer and also its id.
     """
     end = next((at for at, message in enumerate(sent) if message.role is not Role.ASSISTANT), len(sent))
+    if end == 0:
+        return sent
     schemas = {tool.name: tool.parameters for tool in tools}
-    return sent if end == 0 or compare([answer], sent[:end], schemas) is None else sent[end:]
+    return sent if compare([answer], sent[:end], schemas) is None else sent[end:]
 
 
 def _dereferenced(session: LiveSession, message: Message) -> Sequence[Message]:
