@@ -215,6 +215,12 @@ class Forbidden(ProxyError):
     retryable = False
 
 
+class ReadOnlyKey(Forbidden):
+    """The request changes something, but its key may only read."""
+
+    code = "read_only_key"
+
+
 class HostNotAllowed(Forbidden):
     """The server may not be called with this `Host`. The status is not 421, which clients may retry."""
 

@@ -44,7 +44,7 @@ class AdapterEndpoints:
 
     async def index(self, request: Request) -> JsonResponse:
         """List the live adapters of each route."""
-        self._access.check_admin(key_of(request))
+        self._access.check_reader(key_of(request))
         await self._bodies.read_object(request)
         shown = [{"name": name, **adapters.show()} for name, adapters in self._adapters.items()]
         return JsonResponse({"adapters": shown})

@@ -136,7 +136,7 @@ class AnnotationEndpoints:
 
     async def steps(self, request: Request) -> JsonResponse:
         """The newest steps of `trainer`, or of all, with their sums; `before`: only earlier ones."""
-        self._access.check_admin(key_of(request))
+        self._access.check_reader(key_of(request))
         query = _query(request, ("trainer", "before", "limit"))
         found = await self._annotations.steps(
             query.get("trainer"), _integer(query, "before"), _integer(query, "limit", 1, _MOST_STEPS) or 100
@@ -145,7 +145,7 @@ class AnnotationEndpoints:
 
     async def step(self, request: Request) -> JsonResponse:
         """The turns of a step, what their trainer told of them in sum, and the session of each."""
-        self._access.check_admin(key_of(request))
+        self._access.check_reader(key_of(request))
         query = _query(request, ("cursor", "limit"))
         trainer, step = request.path_params["trainer"], _integer(request.path_params, "step")
         assert step is not None
@@ -159,7 +159,7 @@ class AnnotationEndpoints:
 
     async def mismatch(self, request: Request) -> JsonResponse:
         """The mismatch by trainer, server, weight version, dtype and quantisation; and the samplers that are named."""
-        self._access.check_admin(key_of(request))
+        self._access.check_reader(key_of(request))
         query = _query(request, ("trainer", "first_step", "last_step"))
         found = await self._annotations.samplers(
             query.get("trainer"), _integer(query, "first_step"), _integer(query, "last_step")
@@ -174,7 +174,7 @@ class AnnotationEndpoints:
 
         With `trainer`, `step` and `stream`, also the `values` of a stream, by interaction id.
         """
-        self._access.check_admin(key_of(request))
+        self._access.check_reader(key_of(request))
         query, session = _query(request, _OF_A_STREAM), request.path_params["session"]
         found: dict[str, Any] = {"turns": await read_session(self._recordings, session)}
         if query:

@@ -57,7 +57,7 @@ class EngineEndpoints:
 
     async def show(self, request: Request) -> JsonResponse:
         """Return the state: engine, model, weight version, pause, and requests in flight and waiting."""
-        await self._body(request)
+        await self._read(request)
         return await self._state()
 
     async def pause(self, request: Request) -> JsonResponse:
@@ -150,7 +150,7 @@ class EngineEndpoints:
 
     async def list_servers(self, request: Request) -> JsonResponse:
         """List the servers of the pool."""
-        await self._body(request)
+        await self._read(request)
         return JsonResponse({"servers": await self._pool().show()})
 
     async def add_server(self, request: Request) -> JsonResponse:
@@ -174,6 +174,11 @@ class EngineEndpoints:
     async def _body(self, request: Request) -> Mapping[str, Any]:
         self._access.check_admin(key_of(request))
         return await self._bodies.read_object(request)
+
+    async def _read(self, request: Request) -> None:
+        """Check the key and the body of an endpoint that only reads, and has no field."""
+        self._access.check_reader(key_of(request))
+        await self._bodies.read_object(request)
 
     def _check_trained(self) -> None:
         """Raise EngineIncapable if the model is frozen."""

@@ -54,7 +54,8 @@ class ParsedExport:
     """A parsed body: the sessions, options, format and page.
 
     `page.session_ids`: the named sessions, also if there is only one. `filters`: fields of a SessionQuery. `ended_by`:
-    groups contain only sessions up to this place in the order of ends, as of a claim; None: all sessions.
+    groups contain only sessions up to this place in the order of ends, as of a claim; None: all sessions. `delivers`:
+    the sessions count as exported, so that retention may delete them.
     """
 
     page: PageOptions
@@ -62,6 +63,7 @@ class ParsedExport:
     options: LayoutOptions
     format: ExportFormat
     ended_by: int | None = None
+    delivers: bool = True
 
 
 def parse_export(body: Mapping[str, Any]) -> ParsedExport:
@@ -72,7 +74,8 @@ def parse_export(body: Mapping[str, Any]) -> ParsedExport:
     options = _layout_options(given, page, name)
     check_together(name, options)
     named = page.session_ids is not None
-    return ParsedExport(page, query_fields(page.filter, named=named), options, name)
+    filters = query_fields(page.filter, named=named)
+    return ParsedExport(page, filters, options, name, delivers=not options.outline)
 
 
 def parse_token_options(query: Mapping[str, str]) -> LayoutOptions:

@@ -36,7 +36,7 @@ class ImageEndpoints:
 
     async def show(self, request: Request) -> Response:
         """The bytes of an image that a turn of the session has. Raises NotFound for another digest."""
-        self._access.check_admin(key_of(request))
+        self._access.check_reader(key_of(request))
         check_known(request.query_params, ())
         session = await self._registry.get(check_dots(request.path_params["session"]))
         digest = request.path_params["digest"]

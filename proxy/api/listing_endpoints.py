@@ -73,15 +73,15 @@ class ListingEndpoints:
 
         `include` adds summaries, returns and counts.
         """
-        self._access.check_admin(key_of(request))
+        self._access.check_reader(key_of(request))
         return JsonResponse(await self._lists.sessions(request.query_params))
 
     async def groups(self, request: Request) -> JsonResponse:
         """A page of groups, newest first, each with the scores of its sessions that `filter` selects."""
-        self._access.check_admin(key_of(request))
+        self._access.check_reader(key_of(request))
         return JsonResponse(await self._lists.groups(request.query_params))
 
     async def runs(self, request: Request) -> JsonResponse:
         """Sums over a page of sessions, by training run and step."""
-        self._access.check_admin(key_of(request))
+        self._access.check_reader(key_of(request))
         return JsonResponse(await self._runs.page(request.query_params))

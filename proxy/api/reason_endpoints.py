@@ -24,6 +24,6 @@ class ReasonEndpoints:
 
     async def index(self, request: Request) -> JsonResponse:
         """All words with their meanings."""
-        self._access.check_admin(key_of(request))
+        self._access.check_reader(key_of(request))
         check_known(request.query_params, ())
         return JsonResponse(self._reasons)

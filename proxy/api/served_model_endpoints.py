@@ -35,7 +35,7 @@ class ServedModelEndpoints:
 
     async def index(self, request: Request) -> JsonResponse:
         """The models by name, without their keys."""
-        self._access.check_admin(key_of(request))
+        self._access.check_reader(key_of(request))
         await self._bodies.read_object(request)
         return self._answer()
 

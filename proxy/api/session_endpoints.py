@@ -175,7 +175,7 @@ class SessionEndpoints:
 
     async def show(self, request: Request) -> JsonResponse:
         """One session with its tree of interactions. `turn` numbers complete ones, from 0. `include` adds parts."""
-        self._access.check_admin(key_of(request))
+        self._access.check_reader(key_of(request))
         check_known(request.query_params, ("include",))
         include = parse_include(request.query_params.get("include"), OF_A_SESSION)
         session = await self._registry.get(check_dots(request.path_params["session"]))
@@ -196,7 +196,7 @@ class SessionEndpoints:
     async def show_turn(self, request: Request) -> JsonResponse:
         """One turn, by id or number. `include` adds parts. The other parameters are export options for `tokens`, and
         the page of `columns`."""
-        self._access.check_admin(key_of(request))
+        self._access.check_reader(key_of(request))
         check_known(request.query_params, ("include", *TOKEN_OPTIONS, *PAGE_OPTIONS))
         include = parse_include(request.query_params.get("include"))
         options = parse_token_options(request.query_params)

@@ -33,13 +33,13 @@ class StatisticsEndpoints:
 
     async def statistics(self, request: Request) -> JsonResponse:
         """Counts, rates, latencies, backlog, servers, rewards, and the history of the last hour."""
-        self._access.check_admin(key_of(request))
+        self._access.check_reader(key_of(request))
         check_known(request.query_params, ("history_s",))
         return JsonResponse(await self._statistics.read(_seconds(request.query_params.get("history_s"))))
 
     async def events(self, request: Request) -> Events:
         """A stream of events, until the client leaves or the server stops."""
-        self._access.check_admin(key_of(request))
+        self._access.check_reader(key_of(request))
         check_known(request.query_params, ("events",))
         return Events(self._feed, _kinds(request.query_params.get("events")), self._polls)
 

@@ -22,7 +22,8 @@ _GROUPS = {
     "Engine": ("engine_timeout_s stream_interval pause_timeout_s mismatch_limit"),
     "Database": ("migrate"),
     "Access": (
-        "metrics_key trainer_key metrics_port rewards_by require_key allow_chosen_keys refresh_by_key key_lifetime_s"
+        "metrics_key trainer_key reader_key metrics_port rewards_by require_key allow_chosen_keys "
+        "refresh_by_key key_lifetime_s"
     ),
     "Sessions": (
         "capacity_control max_live_sessions session_idle_s episode_idle_s episode_turns episode_lineage "

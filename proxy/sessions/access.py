@@ -13,6 +13,7 @@ three keys: `api_key` for the agent, `control_key` for the environment, and the 
     start, list, show, delete sessions, everybody       yes           no            no            no
     export, claim, acknowledge,
     grant capacity, engine, mailbox
+    list, show, export                  also a reader's key (6), which grants nothing else
 
 (1) The session is created if it does not exist; the key does not matter. A path secret that was replaced is refused.
 (2) `/{session_id}~{secret}/...` works with any key or none; with `--require-key` it also needs a key of its own.
@@ -27,8 +28,10 @@ three keys: `api_key` for the agent, `control_key` for the environment, and the 
 (4) With `--rewards-by control`, only the control_key. Without a session in the path as in (3), but a missing session
     is not created, and after an end the ended session is addressed.
 (5) Only with `--rewards-by session`, which is the default on open servers only.
+(6) `--reader-key`. It is refused by name elsewhere, and grants no delivery: `claim` leases sessions.
 
-At the listener for agents (`--agent-port`), an admin key is an unknown key, so that a leaked one is useless there.
+At the listener for agents (`--agent-port`), an admin key and a reader's key are unknown keys, so that a leaked one is
+useless there.
 
 On a server with an admin key, expired keys grant nothing until the administrator rotates them. An ended session accepts
 rewards and marks, but no turns. `/models`, `/health`, `/ready` and, without --metrics-key, `/metrics` need no key.
@@ -46,7 +49,7 @@ from typing import Any, NamedTuple
 from proxy.sessions.client_families import ClientFamilies
 from proxy.sessions.episodes import EpisodeOver, Episodes, check_label
 from proxy.sessions.ids import check_session_id
-from proxy.sessions.keys import Grant, Keyring, session_of_key
+from proxy.sessions.keys import Grant, Keyring, read_only, session_of_key
 from proxy.sessions.live_session import LiveSession
 from proxy.sessions.named_sessions import NamedSessions
 from proxy.sessions.registry import Registry
@@ -224,6 +227,13 @@ class Access:
         """Raise Unauthorized or Forbidden unless the server is open or `key` is the admin key."""
         self._keys.check_admin(key)
 
+    def check_reader(self, key: str | None) -> bool:
+        """Raise Unauthorized or Forbidden unless the server is open or `key` is the admin key or a reader's.
+
+        Return whether it is a reader's, which must change nothing.
+        """
+        return self._keys.check_reader(key)
+
     def check_trainer(self, key: str | None) -> None:
         """Raise Unauthorized or Forbidden unless the server is open or `key` is the admin key or a trainer's."""
         self._keys.check_trainer(key)
@@ -329,7 +339,11 @@ class Access:
 
     async def _of(self, key: str | None) -> Grant:
         grant = await self._keys.grant(key)
-        return grant if self._takes_admin or not grant.admin else Grant()
+        if not self._takes_admin:
+            return Grant() if grant.admin or grant.reader else grant
+        if grant.reader:
+            raise read_only()
+        return grant
 
     async def _is_own(self, grant: Grant, session_id: str) -> bool:
         """Whether a key belongs to a session, or to another one of its series."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from proxy.store.key_index import KeyIndex
 from proxy.types import SessionRecord
-from tokengrove.errors import Forbidden, Unauthorized
+from tokengrove.errors import Forbidden, ReadOnlyKey, Unauthorized
 from tokengrove.options.session import SessionStatus
 
 # The most cached unknown keys, and cached paths. An agent with an unknown key then costs no lookup per turn.
@@ -31,6 +31,11 @@ def session_of_key(key: str) -> str:
     return f"key-{hash_key(f'session of {key}')[:16]}"
 
 
+def read_only() -> ReadOnlyKey:
+    """The error of a call that changes something with a reader's key."""
+    return ReadOnlyKey("this is a reader's key (--reader-key), which changes nothing; use the admin key")
+
+
 def hash_key(key: str) -> str:
     """The SHA-256 of a key in hexadecimal."""
     return hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()
@@ -45,7 +50,8 @@ def fingerprint(key: str) -> str:
 class Grant:
     """The permissions of a key.
 
-    `admin`: everything. `session_id`: that session only, as its environment if `control` is set, else as its agent.
+    `admin`: everything. `reader`: to read everything but keys.
+    `session_id`: that session only, as its environment if `control` is set, else as its agent.
     `withdrawn`: nothing, because the key was replaced or its session was deleted. `feedback_on`: rewards of turns that
     it names, in the session of this id and those of its series.
     """
@@ -55,6 +61,7 @@ class Grant:
     control: bool = False
     withdrawn: bool = False
     feedback_on: str | None = None
+    reader: bool = False
 
 
 class KeySet:
@@ -75,9 +82,15 @@ class KeySet:
 class Keyring:
     """Looks up the permissions of keys: in memory for sessions of this process, else in the store."""
 
-    def __init__(self, index: KeyIndex, admin_key: str | None, trainer_key: str | None = None) -> None:
+    def __init__(
+        self,
+        index: KeyIndex,
+        admin_key: str | None,
+        trainer_key: str | None = None,
+        reader_key: str | None = None,
+    ) -> None:
         self._index = index
-        self._admin, self._trainer = KeySet(admin_key), KeySet(trainer_key)
+        self._admin, self._trainer, self._reader = KeySet(admin_key), KeySet(trainer_key), KeySet(reader_key)
         self._agents: dict[str, str] = {}
         self._controls: dict[str, str] = {}
         self._paths: dict[str, str | None] = {}
@@ -119,7 +132,20 @@ class Keyring:
             return
         if key is None:
             raise Unauthorized("this needs the admin key: Authorization: Bearer KEY")
+        if self.is_reader(key):
+            raise read_only()
         raise WrongKey("this needs the admin key; the key in the request is another one")
+
+    def is_reader(self, key: str | None) -> bool:
+        """Return True if `key` is a reader's key."""
+        return key is not None and self._reader.holds(hash_key(key))
+
+    def check_reader(self, key: str | None) -> bool:
+        """Like `check_admin`, but a reader's key is admitted, too. Return whether it is one."""
+        if self.is_reader(key):
+            return True
+        self.check_admin(key)
+        return False
 
     def check_trainer(self, key: str | None) -> None:
         """Like `check_admin`, but a trainer's key is admitted, too."""
@@ -133,6 +159,8 @@ class Keyring:
         digest = hash_key(key)
         if self._admin.holds(digest):
             return Grant(admin=True)
+        if self._reader.holds(digest):
+            return Grant(reader=True)
         if (session_id := self._controls.get(digest)) is not None:
             return Grant(session_id=session_id, control=True)
         if (session_id := self._agents.get(digest)) is not None:

@@ -38,7 +38,7 @@ class SessionParts:
         check_bindings: CheckBindings = lambda _: None,
     ) -> None:
         """`forget` is called with the id of each session that was ended or deleted here. The others: see NewRecords."""
-        keys = Keyring(store.keys, settings.admin_key, settings.trainer_key)
+        keys = Keyring(store.keys, settings.admin_key, settings.trainer_key, settings.reader_key)
         limits, records = (
             StartLimits(settings, weight_version),
             NewRecords(settings, weight_version, why_unrecorded, check_bindings),

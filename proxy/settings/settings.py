@@ -114,6 +114,11 @@ class Settings:
         "Key of trainers, or several separated by commas: it may claim, acknowledge and annotate, nothing else.",
         secret=True,
     )
+    reader_key: str | None = option(
+        None,
+        "Key of readers, or several separated by commas: it may list, show and export sessions, nothing else.",
+        secret=True,
+    )
     mismatch_limit: float = option(
         0.01,
         "KL between a sampler's and a trainer's logprobs above which the sampler is named in log and metrics.",
@@ -358,9 +363,8 @@ def _check(settings: Settings) -> None:
     if not is_loopback_host(settings.host) and settings.weak_key:
         raise ConfigurationError(f"--host {settings.host} is reachable from other machines: {settings.weak_key}")
     checks.check_key("--metrics-key", settings.metrics_key)
-    checks.check_key("--trainer-key", settings.trainer_key)
-    if settings.trainer_key is not None and settings.admin_key is None:
-        raise ConfigurationError("--trainer-key needs --admin-key: without it, everybody may do what trainers may")
+    _check_lesser_key("--trainer-key", settings.trainer_key, settings.admin_key)
+    _check_lesser_key("--reader-key", settings.reader_key, settings.admin_key)
     checks.check_proxies(settings.forwarded_allow_ips)
     checks.check_public_url(settings.public_url)
     checks.check_listed(
@@ -395,6 +399,17 @@ def _check(settings: Settings) -> None:
         raise ConfigurationError(
             f"--max-tokens-per-turn {turn} is more than --max-context-tokens {context}, so it has no effect; lower it"
         )
+
+
+def _check_lesser_key(flag: str, key: str | None, admin_key: str | None) -> None:
+    """Raise ConfigurationError for a key that would permit more, or less, than its flag says."""
+    checks.check_key(flag, key)
+    if key is None:
+        return
+    if admin_key is None:
+        raise ConfigurationError(f"{flag} needs --admin-key: without it, everybody may do everything")
+    if not set(key.split(",")).isdisjoint(admin_key.split(",")):
+        raise ConfigurationError(f"{flag} has a key of --admin-key, which permits everything; choose another")
 
 
 def _check_agents(settings: Settings) -> None:

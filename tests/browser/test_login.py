@@ -72,6 +72,22 @@ def test_the_key_of_a_session_does_not_open_the_page(server: Restarted, opened: 
         expect(page.get_by_role("alert")).to_contain_text("not the admin key")
 
 
+def test_a_readers_key_opens_the_page_and_is_kept_when_a_change_is_refused(server: Restarted, opened: Opened) -> None:
+    server.stop()
+    server.start(admin_key=ADMIN_KEY, reader_key="reader" + ADMIN_KEY)
+    page = opened_login(opened, f"{server.url}/#/sessions")
+    opened.watched.allow("403")
+    log_in(page, "reader" + ADMIN_KEY)
+    expect(page.get_by_role("link", name="secret/session").first).to_be_visible()
+    said = page.evaluate("""async () => {
+      const { post } = await import(document.querySelector('link[href$="lib/api.js"]').href);
+      return post("rl/start_session", {}).catch((error) => error.message);
+    }""")
+    assert "reader's key" in said
+    page.get_by_role("link", name="Overview").click()
+    expect(page.get_by_role("heading", name="Overview")).to_be_visible()
+
+
 def test_the_key_stays_in_the_tab_and_out_of_addresses_and_cookies(server: Restarted, opened: Opened) -> None:
     page = opened_login(opened, f"{server.url}/#/sessions")
     asked: list[str] = []

@@ -1,4 +1,4 @@
-// The login: asks for the admin key when the server wants one.
+// The login: asks for the admin key or a reader's key when the server wants one.
 import { adminKey, keepAdminKey, tryKey } from "../lib/api.js";
 import { html, useEffect, useRef, useState } from "../lib/html.js";
 import { Notice, reason } from "../lib/notice.js";
@@ -46,11 +46,11 @@ export function Login({ replaced, done }) {
   return html`<form class="login card" onSubmit=${send} aria-labelledby="login-title">
     <h1 id="login-title">Log in</h1>
     <p class="quiet">This server has an admin key: the value of <code>--admin-key</code> or <code>TOKENGROVE_ADMIN_KEY</code>.
-      It stays in this tab and is forgotten when the tab is closed.</p>
+      A reader's key (<code>--reader-key</code>) shows the same, and changes nothing. The key stays in this tab and is forgotten when the tab is closed.</p>
     ${problem && html`<${Notice} kind="bad" text=${problem} />`}
     <input class="visually-hidden" type="text" name="username" autocomplete="username" value="admin" tabindex="-1" aria-hidden="true" readonly />
     <div class="field">
-      <label for="admin-key">Admin key</label>
+      <label for="admin-key">Admin key or reader key</label>
       <input id="admin-key" ref=${field} type="password" name="password" autocomplete="current-password" required spellcheck=${false}
         autocapitalize="off" aria-invalid=${problem ? "true" : undefined} value=${key} onInput=${(event) => setKey(event.target.value)} />
     </div>
@@ -61,5 +61,5 @@ export function Login({ replaced, done }) {
 function wrong(error, key) {
   if (error instanceof TypeError) return /[^\x20-\x7e]/.test(key) ? "A key has ASCII characters only." : reason(error);
   if (error.status !== 401 && error.status !== 403) return error.message;
-  return "This is not the admin key. The api_key or control_key of a session does not open this page.";
+  return "This is not the admin key or a reader key. The api_key or control_key of a session does not open this page.";
 }

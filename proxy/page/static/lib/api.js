@@ -1,13 +1,13 @@
-// The server's HTTP API, as administrators call it. All of the page's requests go through here.
-// The admin key stays in this tab: it is sent as a header, never in an address and never as a cookie.
+// The server's HTTP API, as administrators and readers call it. All of the page's requests go through here.
+// The key stays in this tab: it is sent as a header, never in an address and never as a cookie.
 
 const KEY = "tokengrove-admin-key";
 
-/** An answer of the server that is an error. `status` 401 asks for the admin key. */
+/** An answer of the server that is an error. `status` 401 asks for the key; `code` is that of the API. */
 export class ApiError extends Error {
-  constructor(status, message, param) {
+  constructor(status, message, param, code) {
     super(message);
-    Object.assign(this, { status, param });
+    Object.assign(this, { status, param, code });
   }
 }
 
@@ -19,8 +19,9 @@ export function keepAdminKey(key) {
   else sessionStorage.setItem(KEY, key);
 }
 
-/** Whether an error says that the admin key is missing, or that `key`, which was sent, is not (or no longer) the admin key. */
-const refuses = (error, key) => error instanceof ApiError && (error.status === 401 || (error.status === 403 && key !== null));
+/** Whether an error says that the key is missing, or that `key`, which was sent, is not (or no longer) one that reads. */
+const refuses = (error, key) =>
+  error instanceof ApiError && (error.status === 401 || (error.status === 403 && key !== null && error.code !== "read_only_key"));
 
 /** Ask the server whether it takes a key (null: none). Resolves if it does; throws ApiError, or TypeError without a server. */
 export async function tryKey(key) {
@@ -62,7 +63,7 @@ export async function request(url, options = {}) {
 async function checked(answer) {
   if (answer.ok) return answer;
   const body = await answer.json().catch(() => null);
-  throw new ApiError(answer.status, body?.error?.message ?? `The server answered ${answer.status} ${answer.statusText}`, body?.error?.param);
+  throw new ApiError(answer.status, body?.error?.message ?? `The server answered ${answer.status} ${answer.statusText}`, body?.error?.param, body?.error?.code);
 }
 
 function withQuery(path, query) {
