@@ -6,7 +6,7 @@ import { ThemeSwitch } from "./theme_switch.js";
 
 const TABS = [["sessions", "Sessions"], ["groups", "Groups"], ["overview", "Overview"], ["runs", "Runs"], ["training", "Training"]];
 const LIVE = { on: "live", lost: "reconnecting…", off: "" };
-const WITHIN = { session: "sessions" };
+const WITHIN = { session: "sessions", compare: "sessions" };
 
 /** `view`: of the address; `logOut`: undefined if nobody is logged in. */
 export function Header({ view, logOut }) {

@@ -6,6 +6,7 @@ const LOAD = {
   sessions: () => import("../views/sessions/sessions_view.js").then((found) => found.SessionsView),
   groups: () => import("../views/groups/groups_view.js").then((found) => found.GroupsView),
   session: () => import("../views/session/session_view.js").then((found) => found.SessionView),
+  compare: () => import("../views/compare/compare_view.js").then((found) => found.CompareView),
   runs: () => import("../views/runs/runs_view.js").then((found) => found.RunsView),
   training: () => import("../views/training/training_view.js").then((found) => found.TrainingView),
   overview: () => import("../views/overview/overview_view.js").then((found) => found.OverviewView),

@@ -30,6 +30,7 @@ const About = ({ tree }) => html`
       <${Outcome} tree=${tree} />
       ${tree.group_id && html`<span class="quiet">group <a href=${link("groups", tree.group_id)}><${Short} text=${tree.group_id} /></a></span>`}
       ${tree.task_id && html`<span class="quiet">task <a href=${link("sessions", "", { task: tree.task_id })}><${Short} text=${tree.task_id} /></a></span>`}
+      <a href=${link("compare", "", { a: tree.session_id })}>compare…</a>
       <span class="quiet push" title=${`Started ${when(tree.created_at)}${tree.ended_at ? `, ended ${when(tree.ended_at)}` : ""}`}>
         ${tree.ended_at ? html`took ${duration(tree.ended_at - tree.created_at)}, ended ` : "started "}<${Age} at=${tree.ended_at ?? tree.created_at} /> ago
       </span>`;

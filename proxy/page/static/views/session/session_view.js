@@ -7,14 +7,16 @@ import { useTitle } from "../../lib/title.js";
 import { useSession } from "./session_data.js";
 import { nodeNamed } from "./session_facts.js";
 import { SessionHeader } from "./session_header.js";
+import { EpisodeView } from "./episode/episode_view.js";
 import { Split } from "./session_split.js";
+import { RewardForm } from "./reward_form.js";
 import { RunningPanel } from "./running_panel.js";
 import { SamplesView } from "./samples/samples_view.js";
 import { TokenView } from "./tokens/token_view.js";
 import { TreeView } from "./tree/tree_view.js";
 import { TurnPanel } from "./turn/turn_panel.js";
 
-const TABS = [["", "Turn"], ["tokens", "Tokens"], ["samples", "Samples"]];
+const TABS = [["", "Turn"], ["conversation", "Conversation"], ["tokens", "Tokens"], ["samples", "Samples"]];
 const SETTLED_MS = 120;
 
 /** `name`: the session id. `query.turn`: the interaction id (or turn number) that is shown; `query.show`: its part. */
@@ -26,9 +28,16 @@ function Session({ name, query }) {
   const { tree, nodes, error, reload } = useSession(name);
   return html`<div class="session">
     <${SessionHeader} name=${name} tree=${tree} nodes=${nodes} />
+    ${nodes.length > 0 && html`<${RewardForm} name=${name} node=${rewarded(nodes, query)} reload=${reload} />`}
     ${error && html`<${Failure} what="Reading the session" error=${error} retry=${reload} />`}
     ${tree ? html`<${Parts} name=${name} query=${query} tree=${tree} nodes=${nodes} />` : html`<${NotYet} error=${error} />`}
   </div>`;
+}
+
+/** The complete turn that the address names; undefined without one. */
+function rewarded(nodes, query) {
+  const node = nodeNamed(nodes, query.turn);
+  return node?.status === "complete" ? node : undefined;
 }
 
 /** Before the first answer: the session is on its way, is not there, or could not be read. */
@@ -55,11 +64,12 @@ function Parts({ name, query, tree, nodes }) {
   />`;
 }
 
-const partOf = (query) => (["tokens", "samples"].includes(query.show) ? query.show : "");
+const partOf = (query) => (TABS.some(([show]) => show === query.show) ? query.show : "");
 
 function Pane({ name, query, tree, node, nodes }) {
   const settled = useSettled(node?.interaction_id);
   if (partOf(query) === "samples") return html`<${SamplesView} sessionId=${name} query=${query} tree=${tree} nodes=${nodes} />`;
+  if (partOf(query) === "conversation") return html`<${EpisodeView} name=${name} query=${query} nodes=${nodes} />`;
   if (!node) return html`<${Empty} title="No such turn">This session has no turn “${printable(query.turn, { line: true })}”. Choose one in the tree.<//>`;
   if (node.status === "running") return html`<${RunningPanel} node=${node} />`;
   const Part = partOf(query) === "tokens" ? TokenView : TurnPanel;

@@ -9,12 +9,14 @@ import { Line, LongText, Short } from "./texts.js";
 
 const LONGEST_JSON = 200_000;
 
-/** `place`: of `linked`. `answer`: whether it is the answer of this turn. `prefill`: characters that the client wrote. */
-export function MessageView({ place, sessionId, answer = false, prefill = 0 }) {
+/**
+ * `place`: of `linked`. `answer`: whether it is the answer of this turn. `prefill`: characters that the client wrote.
+ * `folded`: calls, results and reasoning are closed (true), or all open (false); by default only reasoning is closed. */
+export function MessageView({ place, sessionId, answer = false, prefill = 0, folded = null }) {
   const { message, index, call } = place;
   const calls = message.tool_calls ?? [];
   const images = message.images ?? [];
-  return html`<li class=${`turn-message ${kind(message.role)}${answer ? " turn-answer" : ""}`}>
+  return html`<li class=${`turn-message ${kind(message.role)}${answer ? " turn-answer" : ""}`} tabindex="-1">
     <div class="turn-message-head">
       <h3>${answer ? "answer" : message.role}</h3>
       ${message.role === "tool" && html`<${Answered} message=${message} call=${call} />`}
@@ -22,11 +24,11 @@ export function MessageView({ place, sessionId, answer = false, prefill = 0 }) {
       ${prefill > 0 && html`<span class="small quiet">the client wrote the first ${plural(prefill, "character")} of the text</span>`}
       <span class="push quiet small tabular">${answer ? "" : `message ${index}`}</span>
     </div>
-    ${message.reasoning_content && html`<${Reasoning} text=${message.reasoning_content} open=${answer && !message.content && !calls.length} />`}
-    ${images.length > 0
+    ${message.reasoning_content && html`<${Reasoning} text=${message.reasoning_content} open=${folded === null ? answer && !message.content && !calls.length : !folded} />`}
+    <${Folded} folded=${message.role === "tool" ? folded : null} summary=${message.content}>${images.length > 0
       ? html`<${Interleaved} text=${message.content} images=${images} sessionId=${sessionId} />`
-      : (message.content !== "" || (!calls.length && !message.reasoning_content)) && html`<${Body} text=${message.content} prefill=${prefill} />`}
-    ${calls.map((each, index) => html`<${Call} key=${index} call=${each} />`)}
+      : (message.content !== "" || (!calls.length && !message.reasoning_content)) && html`<${Body} text=${message.content} prefill=${prefill} />`}<//>
+    ${calls.map((each, index) => html`<${Call} key=${index} call=${each} folded=${folded} />`)}
   </li>`;
 }
 
@@ -62,8 +64,13 @@ function Answered({ message, call }) {
   </span>`;
 }
 
+/** `children` below a line that opens them, whose text is `summary`; without it if `folded` is null. */
+const Folded = ({ folded, summary, children }) => (folded === null ? children : html`<details class="turn-folded" open=${!folded}>
+    <summary class="small quiet"><${Line} text=${summary} length=${120} /></summary>${children}
+  </details>`);
+
 /** A tool call; arguments that are JSON get line breaks, other ones are shown as they are. */
-function Call({ call }) {
+function Call({ call, folded }) {
   const { name, arguments: given } = call.function;
   const shown = given.length <= LONGEST_JSON ? pretty(given) : null;
   return html`<div class="turn-call">
@@ -72,6 +79,6 @@ function Call({ call }) {
       ${shown === null && html`<span class="small warn">${given.length > LONGEST_JSON ? "arguments as sampled: too long to lay out" : "the arguments are no JSON"}</span>`}
       <span class="push quiet small"><${Short} text=${call.id} length=${20} /></span>
     </div>
-    <${LongText} text=${shown ?? given} empty="no arguments" />
+    <${Folded} folded=${folded} summary=${given}><${LongText} text=${shown ?? given} empty="no arguments" /><//>
   </div>`;
 }

@@ -1,0 +1,135 @@
+// Two sessions side by side: what differs in their figures, and in their conversations from where they part.
+import { get } from "../../lib/api.js";
+import { duration, number, plural, reward } from "../../lib/format.js";
+import { html, useMemo, useState } from "../../lib/html.js";
+import { useLoad } from "../../lib/load.js";
+import { Failure, Loaded, Waiting } from "../../lib/notice.js";
+import { go, link } from "../../lib/route.js";
+import { Text, Short } from "../../lib/text.js";
+import { useTitle } from "../../lib/title.js";
+import { pathThrough, turnsOf } from "../session/episode/episode_model.js";
+import { readAdded } from "../session/episode/episode_view.js";
+import { useSession } from "../session/session_data.js";
+import { Difference } from "../session/turn/difference.js";
+import { MessageView } from "../session/turn/message.js";
+import { messageText } from "../session/turn/messages.js";
+import { figures, messagesOf, parted } from "./compare_model.js";
+
+const STEP = 40;
+const MOST_OFFERED = 200;
+
+/** `query.a`, `query.b`: session ids. Without `b`, the page offers the sessions of the group of `a`. */
+export function CompareView({ query }) {
+  useTitle(query.b ? `${query.a} and ${query.b}` : "Compare");
+  if (!query.a || !query.b) return html`<${Choice} query=${query} />`;
+  return html`<${Both} key=${JSON.stringify([query.a, query.b])} query=${query} />`;
+}
+
+/** Which session to compare with: typed, or one of the same group. */
+function Choice({ query }) {
+  const [a, setA] = useState(query.a ?? "");
+  const [b, setB] = useState("");
+  const send = (event) => {
+    event.preventDefault();
+    go("compare", "", { a: a.trim(), b: b.trim() });
+  };
+  return html`<h1>Compare two sessions</h1>
+    <form class="compare-choice card" onSubmit=${send}>
+      <label>Session<input value=${a} required spellcheck=${false} onInput=${(event) => setA(event.target.value)} /></label>
+      <label>with<input value=${b} required spellcheck=${false} onInput=${(event) => setB(event.target.value)} /></label>
+      <button type="submit" class="primary">Compare</button>
+    </form>
+    ${query.a && html`<${OfGroup} name=${query.a} />`}`;
+}
+
+/** The other sessions of a session's group, the best first. */
+function OfGroup({ name }) {
+  const loaded = useLoad(({ signal }) => readGroup(name, signal), [name]);
+  return html`<${Loaded} what="Loading the group" from=${loaded} show=${({ group, others }) =>
+    group === null
+      ? html`<p class="quiet">This session has no group.</p>`
+      : html`<h2>Sessions of the group <${Short} text=${group} /></h2>
+        ${others.length === 0 && html`<p class="quiet">It has no other session.</p>`}
+        <ul class="compare-others">${others.map((each) => html`<li key=${each.session_id}>
+          <a href=${link("compare", "", { a: name, b: each.session_id })}><${Short} text=${each.session_id} /></a>
+          <span class="quiet"> score ${reward(each.summary.score)}, ${plural(each.summary.turns, "turn")}, ${each.status}</span>
+        </li>`)}</ul>`} />`;
+}
+
+async function readGroup(name, signal) {
+  const own = await get("/rl/sessions", { filter: JSON.stringify({ session_ids: [name] }) }, { signal });
+  const group = own.sessions[0]?.group_id ?? null;
+  if (group === null) return { group, others: [] };
+  const filter = JSON.stringify({ group_id: group });
+  const { sessions } = await get("/rl/sessions", { filter, include: "summary", limit: MOST_OFFERED }, { signal });
+  const others = sessions.filter((each) => each.session_id !== name);
+  return { group, others: others.sort((one, other) => (other.summary.score ?? -Infinity) - (one.summary.score ?? -Infinity)) };
+}
+
+function Both({ query }) {
+  const [one, other] = [useSide(query.a), useSide(query.b)];
+  const heading = html`<h1 class="compare-title"><a href=${link("session", query.a)}><${Short} text=${query.a} length=${40} class="" /></a>
+    <span class="quiet"> and </span><a href=${link("session", query.b)}><${Short} text=${query.b} length=${40} class="" /></a></h1>
+    <p class="small"><a href=${link("compare", "", { a: query.a })}>Compare with another session</a></p>`;
+  const failed = one.error ?? other.error;
+  if (failed) return html`${heading}<${Failure} what="Reading the sessions" error=${failed} retry=${() => [one, other].forEach((side) => side.reload())} />`;
+  if (!one.turns || !other.turns) return html`${heading}<${Waiting} text="Loading both sessions…" />`;
+  return html`${heading}<${Figures} names=${[query.a, query.b]} rows=${figures(one, other)} />
+    <${Conversations} names=${[query.a, query.b]} one=${one.turns} other=${other.turns} />`;
+}
+
+/** A session with its longest conversation: {tree, nodes, turns, error, reload}; `turns` is undefined until all is read. */
+function useSide(name) {
+  const { tree, nodes, error, reload } = useSession(name);
+  const added = useLoad(({ signal }) => readAdded(name, signal), [name, nodes.length], { keep: true });
+  const turns = useMemo(() => (tree && added.data ? turnsOf(pathThrough(nodes), added.data) : undefined), [nodes, added.data]);
+  return { tree, nodes, turns, error: error ?? added.error, reload: () => [reload, added.reload].forEach((again) => again()) };
+}
+
+/** The scores and what differs; what is the same can be opened. */
+function Figures({ names, rows }) {
+  const first = rows.filter(({ name, differs }) => differs || name === "score");
+  const rest = rows.filter((row) => !first.includes(row));
+  return html`<${FigureTable} label="Figures that differ" names=${names} rows=${first} />
+    <details><summary>${plural(rest.length, "figure")} of both are the same</summary><${FigureTable} label="Figures that are the same" names=${names} rows=${rest} /></details>`;
+}
+
+const FigureTable = ({ label, names, rows }) => html`<table class="card compare-figures" aria-label=${label}>
+    <thead><tr><th scope="col">figure</th>${names.map((name) => html`<th scope="col"><${Short} text=${name} class="" /></th>`)}</tr></thead>
+    <tbody>${rows.map(({ name, values, differs }) => html`<tr key=${name} class=${differs ? "compare-differs" : ""}>
+      <th scope="row"><${Text} text=${name} />${differs && html`<span class="visually-hidden"> differs</span>`}</th>
+      ${values.map((value) => html`<td class="tabular"><${Text} text=${shown(name, value)} /></td>`)}</tr>`)}</tbody>
+  </table>`;
+
+function shown(name, value) {
+  if (value === null || value === undefined) return "–";
+  if (name === "score") return reward(value);
+  if (name === "seconds") return duration(value);
+  if (typeof value === "number") return number(value);
+  return typeof value === "string" ? value : JSON.stringify(value);
+}
+
+function Conversations({ names, one, other }) {
+  const { same, rows } = useMemo(() => parted(messagesOf(one), messagesOf(other)), [one, other]);
+  const [drawn, setDrawn] = useState(STEP);
+  if (rows.length === 0) return html`<p>Both conversations are the same: ${plural(same, "message")}.</p>`;
+  return html`<h2>${where(same)}</h2>
+    <ol class="compare-rows">${rows.slice(0, drawn).map((row, index) => html`<${Row} key=${index} names=${names} row=${row} />`)}</ol>
+    ${rows.length > drawn && html`<button type="button" class="turn-more" onClick=${() => setDrawn(drawn + STEP)}>Show more of ${plural(rows.length - drawn, "message")}</button>`}`;
+}
+
+const where = (same) => ["They differ from the first message on", "They differ after the first message"][same] ?? `They differ after the first ${same} messages`;
+
+function Row({ names, row }) {
+  const sides = [row.one, row.other];
+  const texts = sides.map((side) => (side ? messageText(side.message) : ""));
+  const comparable = row.one && row.other && !row.equal && row.one.message.role === row.other.message.role;
+  return html`<li class=${row.equal ? "compare-row compare-equal" : "compare-row"}>
+    <div class="compare-sides">${sides.map((side, at) => html`<div class="compare-side">
+      ${side ? html`<ol class="turn-messages"><${MessageView} place=${side.place} sessionId=${names[at]} folded=${row.equal ? true : null} /></ol>
+        <a class="small" href=${link("session", names[at], { turn: side.turn })}>open the turn</a>` : html`<p class="quiet small">ended before</p>`}
+    </div>`)}</div>
+    ${comparable && html`<details><summary class="small">Word by word</summary>
+      <${Difference} recorded=${texts[0]} sent=${texts[1]} names=${{ recorded: names[0], sent: names[1] }} /></details>`}
+  </li>`;
+}

@@ -1,0 +1,62 @@
+// An episode as one conversation, and two of them next to each other.
+import assert from "node:assert/strict";
+import test from "node:test";
+import { pathThrough, sameBeginning, turnsOf } from "../../../proxy/page/static/views/session/episode/episode_model.js";
+import { figures, messagesOf, parted } from "../../../proxy/page/static/views/compare/compare_model.js";
+
+const node = (id, parent, more = {}) => ({ interaction_id: id, parent_id: parent, status: "complete", notes: {}, output_tokens: 1, prompt_tokens: 1, ...more });
+const ids = (path) => path.map(({ node }) => node.interaction_id);
+const say = (role, content, more = {}) => ({ role, content, ...more });
+
+test("without a choice the longest path is read, and of equal ones the newest", () => {
+  const nodes = [node("a", null), node("title", null), node("b", "a"), node("c", "b"), node("d", "b")];
+  assert.deepEqual(ids(pathThrough(nodes)), ["a", "b", "d"]);
+  assert.deepEqual(ids(pathThrough([])), []);
+});
+
+test("a chosen turn is read with all before it and with its longest continuation, and the others are named", () => {
+  const nodes = [node("a", null), node("b", "a"), node("c", "a"), node("d", "c"), node("e", "d")];
+  const path = pathThrough(nodes, "b");
+  assert.deepEqual(ids(path), ["a", "b"]);
+  assert.deepEqual(path[1].others.map((other) => other.interaction_id), ["c"]);
+  assert.deepEqual(ids(pathThrough(nodes, "c")), ["a", "c", "d", "e"]);
+});
+
+test("a failed call ends a path only where nothing else goes on", () => {
+  const failed = node("f", "a", { status: "failed" });
+  assert.deepEqual(ids(pathThrough([node("a", null), node("b", "a"), failed])), ["a", "b"]);
+  assert.deepEqual(ids(pathThrough([node("a", null), failed])), ["a", "f"]);
+});
+
+test("a path of ten thousand turns is found without recursion", () => {
+  const nodes = Array.from({ length: 10_000 }, (_, index) => node(`n${index}`, index ? `n${index - 1}` : null));
+  assert.equal(pathThrough(nodes).length, 10_000);
+});
+
+test("each message is there once, and a result knows the call of an earlier turn", () => {
+  const call = { id: "1", function: { name: "run", arguments: "{}" } };
+  const added = new Map([
+    ["a", { messages: [say("user", "go")], output: say("assistant", "", { tool_calls: [call] }) }],
+    ["b", { messages: [say("tool", "done", { tool_call_id: "1" })], output: say("assistant", "end") }],
+  ]);
+  const turns = turnsOf(pathThrough([node("a", null), node("b", "a"), node("c", "b", { status: "running" })]), added);
+  assert.deepEqual(turns.map(({ places, answer }) => [places.length, answer?.message.content]), [[1, ""], [1, "end"], [0, undefined]]);
+  assert.deepEqual(turns[1].places[0].call, { name: "run", index: 1 });
+  assert.deepEqual(messagesOf(turns).map(({ turn, place }) => [turn, place.index]), [["a", 0], ["a", 1], ["b", 2], ["b", 3]]);
+});
+
+test("two conversations part at the first message that says something else, whatever the ids of calls", () => {
+  const called = (id, name) => say("assistant", "", { tool_calls: [{ id, function: { name, arguments: "{}" } }] });
+  assert.equal(sameBeginning([say("user", "a"), called("1", "run")], [say("user", "a"), called("2", "run"), say("tool", "x")]), 2);
+  const [one, other] = [[say("user", "a"), called("1", "run"), say("tool", "y")], [say("user", "a"), called("1", "stop")]]
+    .map((messages) => messages.map((message) => ({ message })));
+  const { same, rows } = parted(one, other);
+  assert.equal(same, 1);
+  assert.deepEqual(rows.map((row) => [row.equal, row.other === undefined]), [[false, false], [false, true]]);
+});
+
+test("figures that differ are marked, and a key of one session only is a figure of both", () => {
+  const side = (score, metadata) => ({ tree: { score, status: "ended", failed: 0, metrics: {}, metadata, discount: 1, created_at: 1, ended_at: 3 }, nodes: [node("a", null)] });
+  const rows = figures(side(1, { step: 1 }), side(0, {}));
+  assert.deepEqual(rows.filter(({ differs }) => differs).map(({ name, values }) => [name, values]), [["score", [1, 0]], ["metadata step", [1, null]]]);
+});

@@ -1,0 +1,135 @@
+"""A session read as a conversation, two sessions side by side, and a person's reward."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+import httpx
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser import episodes, servers
+from tests.browser.views import session, wait
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.browser.conftest import Opened
+
+CHAIN = "chain/plain"
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder: Path = tmp_path_factory.mktemp("conversation")
+    with servers.serving(servers.kinds_database(folder)) as served:
+        yield served
+
+
+def test_a_conversation_has_each_message_once_and_j_and_k_go_through_it(url: str, opened: Opened) -> None:
+    page = opened(url + session(CHAIN, "?show=conversation"))
+    messages = page.locator(".episode .turn-message")
+    expect(messages).to_have_count(13)  # system, user, six answers, five results
+    wait(page)
+    for _ in range(4):
+        page.keyboard.press("j")
+    expect(messages.nth(3)).to_be_focused()
+    expect(messages.nth(3)).to_contain_text("result of run")
+    page.keyboard.press("k")
+    expect(messages.nth(2)).to_be_focused()
+    assert "turn=" in page.url
+    page.keyboard.press("k")
+    page.keyboard.press("k")
+    page.keyboard.press("k")
+    expect(messages.nth(0)).to_be_focused()
+
+
+def test_tools_are_folded_until_o_unfolds_all_of_them(url: str, opened: Opened) -> None:
+    page = opened(url + session(CHAIN, "?show=conversation"))
+    result = page.locator(".episode .turn-tool pre").first
+    expect(page.locator(".episode .turn-tool").first).to_be_visible()
+    expect(result).to_be_hidden()
+    page.keyboard.press("j")
+    page.keyboard.press("o")
+    expect(result).to_be_visible()
+    expect(page.locator(".episode .turn-message").first).to_be_focused()
+    page.keyboard.press("o")
+    expect(result).to_be_hidden()
+
+
+def test_a_conversation_leads_to_the_other_ways_at_a_fork(url: str, opened: Opened) -> None:
+    page = opened(url + session(episodes.FORKED, "?show=conversation"))
+    expect(page.locator(".episode")).to_contain_text("They never fall, they give us shade.")
+    expect(page.locator(".episode")).not_to_contain_text("Then a free verse about an oak.")
+    page.locator(".episode-others").nth(1).get_by_role("link", name="turn 5").click()
+    expect(page.locator(".episode")).to_contain_text("Then a free verse about an oak.")
+    expect(page.locator(".episode")).not_to_contain_text("They never fall")
+    page.get_by_role("treeitem").filter(has_text="They never fall").click()
+    expect(page.locator(".episode")).to_contain_text("They never fall, they give us shade.")
+
+
+def test_letters_in_a_field_are_no_keys(url: str, opened: Opened) -> None:
+    page = opened(url + session(CHAIN, "?show=conversation"))
+    expect(page.locator(".episode .turn-message").first).to_be_visible()
+    page.keyboard.press("r")
+    name = page.get_by_label("Name (optional)")
+    name.press_sequentially("jokr")
+    expect(name).to_have_value("jokr")
+    page.keyboard.press("Escape")
+    expect(name).to_have_count(0)
+
+
+def test_two_sessions_of_a_group_are_compared_from_where_they_part(url: str, opened: Opened) -> None:
+    page = opened(url + session("sum-1-0"))
+    page.get_by_role("link", name="compare…").click()
+    page.get_by_role("link", name="sum-1-2").click()
+    expect(page.get_by_role("heading", name="They differ after the first message")).to_be_visible()
+    wait(page)
+    rows = page.locator(".compare-row")
+    expect(rows.first).to_contain_text("What is 0 and 0?")
+    expect(rows.first).to_contain_text("What is 2 and 2?")
+    rows.first.get_by_text("Word by word").click()
+    expect(rows.first.locator("del").first).to_be_visible()
+    expect(page.get_by_role("table", name="Figures that differ")).to_contain_text("metric tries")
+    expect(page.get_by_role("table", name="Figures that differ")).to_contain_text("score")
+    rows.first.get_by_role("link", name="open the turn").last.click()
+    expect(page.get_by_role("heading", name="sum-1-2")).to_be_visible()
+
+
+def test_a_session_that_is_not_there_is_said_where_two_are_compared(url: str, opened: Opened) -> None:
+    page = opened(f"{url}/#/compare?a=sum-1-0&b=nobody")
+    opened.watched.allow("404")
+    expect(page.get_by_role("alert")).to_contain_text("nobody")
+
+
+def test_a_person_rewards_a_turn_by_a_key(url: str, opened: Opened) -> None:
+    page = opened(url + session("sum-1-1", "?turn=0"))
+    expect(page.get_by_role("button", name="Reward turn 0")).to_be_visible()
+    page.keyboard.press("r")
+    field = page.get_by_label("Reward of turn 0", exact=True)
+    expect(field).to_be_focused()
+    field.fill("0.25")
+    page.get_by_label("Name (optional)").fill("human")
+    page.get_by_role("button", name="Set", exact=True).click()
+    expect(page.get_by_text("Reward 0.25 set as human.")).to_be_visible()
+    read = httpx.get(f"{url}/rl/sessions/{quote('sum-1-1')}").json()
+    assert read["interactions"][0]["rewards"] == {"human": 0.25}
+    expect(page.get_by_text("Named rewards (1)")).to_be_visible()
+    page.keyboard.press("r")
+    expect(page.get_by_text("It replaces 0.25.")).to_be_visible()
+    expect(page.get_by_role("button", name="Replace")).to_be_visible()
+
+
+def test_a_reward_that_is_refused_is_said_and_can_be_sent_again(url: str, opened: Opened) -> None:
+    page = opened(url + session("sum-1-3"))
+    opened.watched.allow("400")
+    page.keyboard.press("r")
+    page.get_by_label("Reward of the session", exact=True).fill("1")
+    page.get_by_label("Name (optional)").fill("no name with spaces")
+    page.get_by_role("button", name="Set", exact=True).click()
+    expect(page.get_by_role("alert")).to_contain_text("name")
+    page.get_by_label("Name (optional)").fill("good")
+    page.get_by_role("button", name="Set", exact=True).click()
+    expect(page.get_by_text("Reward 1 set as good.")).to_be_visible()
