@@ -124,12 +124,13 @@ def test_a_person_rewards_a_turn_by_a_key(url: str, opened: Opened) -> None:
 
 def test_a_reward_that_is_refused_is_said_and_can_be_sent_again(url: str, opened: Opened) -> None:
     page = opened(url + session("sum-1-3"))
-    opened.watched.allow("400")
+    opened.watched.allow("503")
+    refusal = {"error": {"message": "the database is away", "code": "database_unavailable"}}
+    page.route("**/rl/set_reward", lambda route: route.fulfill(status=503, json=refusal), times=1)
     page.keyboard.press("r")
     page.get_by_label("Reward of the session", exact=True).fill("1")
-    page.get_by_label("Name (optional)").fill("no name with spaces")
-    page.get_by_role("button", name="Set", exact=True).click()
-    expect(page.get_by_role("alert")).to_contain_text("name")
     page.get_by_label("Name (optional)").fill("good")
+    page.get_by_role("button", name="Set", exact=True).click()
+    expect(page.get_by_role("alert")).to_contain_text("the database is away")
     page.get_by_role("button", name="Set", exact=True).click()
     expect(page.get_by_text("Reward 1 set as good.")).to_be_visible()
