@@ -124,6 +124,7 @@ def test_a_person_rewards_a_turn_by_a_key(url: str, opened: Opened) -> None:
 
 def test_a_reward_that_is_refused_is_said_and_can_be_sent_again(url: str, opened: Opened) -> None:
     page = opened(url + session("sum-1-3"))
+    expect(page.get_by_role("button", name="Reward the session")).to_be_visible()
     opened.watched.allow("503")
     refusal = {"error": {"message": "the database is away", "code": "database_unavailable"}}
     page.route("**/rl/set_reward", lambda route: route.fulfill(status=503, json=refusal), times=1)
