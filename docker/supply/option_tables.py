@@ -1,4 +1,5 @@
-"""The client's typed dicts and the tables of docs/http-api.md, written from the options (`tokengrove.options`).
+"""The client's typed dicts, written from the options (`tokengrove.options`), and the tables of docs/http-api.md and
+docs/monitoring.md, written from the options and from `supply.code_tables`.
 
 `PYTHONPATH=docker python -m supply.option_tables` writes them, and with `--check` fails if they differ. What is written
 stands between two marks; the rest of each file is written by hand.
@@ -14,6 +15,7 @@ from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, get_origin
 
+from supply import code_tables
 from tokengrove.options.claim import ClaimOptions
 from tokengrove.options.export import (
     EXPORT_GROUPS,
@@ -27,9 +29,11 @@ from tokengrove.options.export import (
 from tokengrove.options.option import Conditions, NumberCondition, Option, options_of
 from tokengrove.options.session import ListingFilter, SessionFilter, StoredFilter
 from tokengrove.options.start import EpisodeOptions, Limits, StartOptions, TurnOptions
+from tokengrove.reasons import Differs, Note, TokenState
 
 ROOT = Path(__file__).resolve().parents[2]
-CLIENT, PAGE = ROOT / "tokengrove" / "client" / "options.py", ROOT / "docs" / "http-api.md"
+CLIENT = ROOT / "tokengrove" / "client" / "options.py"
+PAGE, MONITORING = ROOT / "docs" / "http-api.md", ROOT / "docs" / "monitoring.md"
 _WRITTEN = "# Written by `PYTHONPATH=docker python -m supply.option_tables`: change tokengrove/options.\n"
 _END = "# The end of what is written.\n"
 _NAMES: Mapping[Any, str] = {TrainSelection: "Train", ExportFormat: "Format"}
@@ -109,18 +113,38 @@ def client_options() -> str:
     return _formatted(text[:begin] + "\n\n".join(written) + "\n\n" + text[end:])
 
 
-def page() -> str:
-    """The text of the page of the HTTP API."""
-    text = PAGE.read_text(encoding="utf-8")
-    for name, options in _tables().items():
+def pages() -> dict[Path, str]:
+    """The text of each page with written tables."""
+    tables: Mapping[Path, Mapping[str, Iterable[str]]] = {
+        PAGE: _api_tables(),
+        MONITORING: {"metrics": code_tables.metrics()},
+    }
+    return {path: _filled(path.read_text(encoding="utf-8"), those) for path, those in tables.items()}
+
+
+def _filled(text: str, tables: Mapping[str, Iterable[str]]) -> str:
+    for name, lines in tables.items():
         mark = f"<!-- options: {name}, written by supply.option_tables -->\n"
         begin = text.index(mark) + len(mark)
         end = text.index("<!-- end of the options -->\n", begin)
-        text = text[:begin] + "\n" + "".join(_rows(options)) + "\n" + text[end:]
+        text = text[:begin] + "\n" + "".join(lines) + "\n" + text[end:]
     return text
 
 
-def _tables() -> dict[str, Mapping[str, Option]]:
+def _api_tables() -> dict[str, Iterable[str]]:
+    return {
+        **{name: _rows(options) for name, options in _options().items()},
+        "fields": code_tables.fields(),
+        "types of Google's API": code_tables.google_types(),
+        "types of Anthropic's API": code_tables.messages_types(),
+        "types of OpenAI's APIs": code_tables.openai_api_types(),
+        "notes": code_tables.reasons(Note, "note", "value"),
+        "differences": code_tables.reasons(Differs, "why", "cause"),
+        "states": code_tables.reasons(TokenState, "state", "the token"),
+    }
+
+
+def _options() -> dict[str, Mapping[str, Option]]:
     return {
         "start": {**_without(options_of(StartOptions), *options_of(TurnOptions)), **options_of(TurnOptions)},
         "limits": options_of(Limits),
@@ -218,13 +242,13 @@ def _formatted(text: str) -> str:
 def main() -> int:
     """Write the files, or check them."""
     wrong = []
-    for path, text in ((CLIENT, client_options()), (PAGE, page())):
+    for path, text in {CLIENT: client_options(), **pages()}.items():
         if sys.argv[1:] != ["--check"]:
             path.write_text(text, encoding="utf-8")
         elif path.read_text(encoding="utf-8") != text:
             wrong.append(path)
     for path in wrong:
-        print(f"{path} is not what the options make: {__doc__}", file=sys.stderr)
+        print(f"{path} is not what the code makes: {__doc__}", file=sys.stderr)
     return 1 if wrong else 0
 
 

@@ -1,8 +1,8 @@
 """What this server does with each type that OpenAI's APIs define: of input items, of content parts, and of tools.
 
 What changes what the model is shown is never left out of a reply with status 200, except tools that only a provider
-runs, which are named (`hosted_tools`). A type without an entry is refused. `docs/http-api.md` has these tables; tests
-compare them with it and with the types of the SDK.
+runs, which are named (`hosted_tools`). A type without an entry is refused. `docs/http-api.md` has these tables, as
+`supply.option_tables` writes them; tests compare them with the types of the SDK.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What becomes of each type of block, source, tool and edit that the Messages API has.
 
-These tables decide what is accepted, and docs/http-api.md repeats them. A type that no table has is refused by name.
-Nothing that would change what the model is shown is ignored, except tools that only a provider runs, and what the
-provider itself does not show.
+These tables decide what is accepted, and `supply.option_tables` writes them into docs/http-api.md. A type that no table
+has is refused by name. Nothing that would change what the model is shown is ignored, except tools that only a provider
+runs, and what the provider itself does not show.
 """
 
 from __future__ import annotations

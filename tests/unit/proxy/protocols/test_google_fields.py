@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 from google.genai import types
@@ -11,7 +10,6 @@ from google.genai import types
 from proxy.protocols.google import contents, protocol, tools
 from proxy.protocols.google.names import camel
 
-ROOT = Path(__file__).resolve().parents[4]
 # Fields of the SDK that it never sends to Google's API for developers, or that steer the SDK itself.
 OF_THE_SDK = frozenset(
     {
@@ -50,10 +48,3 @@ def test_the_table_at_the_top_of_the_module_names_every_field() -> None:
     words = set(re.findall(r"\w+", protocol.__doc__ or ""))
     rows = frozenset().union(*CONFIG, *BODY, protocol.THINKING, tools.CHOICE, tools.CONFIG)
     assert rows - words == set()
-
-
-@pytest.mark.parametrize("name", ["Part", "Tool"])
-def test_the_documentation_has_a_row_for_each_kind_of_part_and_tool(name: str) -> None:
-    page = (ROOT / "docs" / "http-api.md").read_text()
-    rows = set(re.findall(rf"^\| {name.lower()} `(\w+)` \|", page, re.MULTILINE))
-    assert rows == {camel(field) for field in getattr(types, name).model_fields}

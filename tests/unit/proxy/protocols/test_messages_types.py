@@ -1,11 +1,8 @@
-"""Each type of block, source and tool of the anthropic SDK has a row in the tables, the parser does what the row says,
-and the documentation repeats the tables.
-"""
+"""Each type of block, source and tool of the anthropic SDK has a row in the tables, and the parser does what it says."""
 
 from __future__ import annotations
 
 import typing
-from pathlib import Path
 from typing import Any
 
 import anthropic.types as plain
@@ -14,13 +11,12 @@ import pytest
 from anthropic.types import tool_result_block_param
 from anthropic.types.beta import beta_context_management_config_param, beta_tool_result_block_param
 
-from proxy.protocols.messages.accepted_types import BLOCKS, EDITS, SOURCES, TOOLS, Row, Treatment
+from proxy.protocols.messages.accepted_types import BLOCKS, EDITS, SOURCES, TOOLS, Treatment
 from proxy.protocols.messages.protocol import MessagesProtocol
 from proxy.types import Message, Role, ToolCall, TurnRequest
 from tests.unit.proxy.protocols.message_bodies import READ, body, result, says, text
 from tokengrove.errors import InvalidRequest, UnsupportedParameter
 
-PAGE = Path(__file__).parents[4] / "docs" / "http-api.md"
 DATA = {"media_type": "text/plain", "data": "Plums are blue."}
 SOURCE = {"type": "text", **DATA}
 SEARCH = {
@@ -270,27 +266,3 @@ def test_a_part_of_a_block_that_cannot_be_read_is_named(block: dict[str, Any], p
     with pytest.raises(InvalidRequest) as refusal:
         parse(says("user", [block]))
     assert refusal.value.param == f"messages[0].content[0].{param}"
-
-
-def rows() -> list[str]:
-    tables: tuple[tuple[str, dict[str, Row]], ...] = (
-        ("block", dict(BLOCKS)),
-        ("source", {f"`{kind}` of `{block}`": row for (block, kind), row in SOURCES.items()}),
-        ("tool", dict(TOOLS)),
-        ("edit", dict(EDITS)),
-    )
-    lines = ["| what | type | treatment | how |", "|---|---|---|---|"]
-    for what, table in tables:
-        grouped: dict[Row, list[str]] = {}
-        for kind, row in table.items():
-            grouped.setdefault(row, []).append(kind if kind.startswith("`") else f"`{kind}`")
-        lines += [f"| {what} | {', '.join(names)} | {row.treatment} | {row.how} |" for row, names in grouped.items()]
-    return lines
-
-
-def test_the_documented_table_is_the_one_of_the_code() -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    after = page.partition("#### Types of Anthropic messages\n")[2].splitlines()
-    start = after.index("| what | type | treatment | how |")
-    documented = after[start : after.index("", start)]
-    assert documented == rows(), "the table should be:\n" + "\n".join(rows())

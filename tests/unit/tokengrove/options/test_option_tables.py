@@ -64,15 +64,34 @@ class Group:
 OPTIONS = options_of(Group)
 
 
-def test_the_client_and_the_page_are_as_the_options_make_them() -> None:
+def test_the_client_and_the_pages_are_as_the_code_makes_them() -> None:
     assert option_tables.client_options() == option_tables.CLIENT.read_text(encoding="utf-8")
-    assert option_tables.page() == option_tables.PAGE.read_text(encoding="utf-8")
+    for path, text in option_tables.pages().items():
+        assert text == path.read_text(encoding="utf-8"), f"run `python -m supply.option_tables`: {path.name}"
 
 
 def test_a_changed_option_is_found_in_the_written_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     changed = tmp_path / "options.py"
     changed.write_text(option_tables.CLIENT.read_text(encoding="utf-8").replace("pad_token_id: int", "pad_id: int"))
     monkeypatch.setattr(option_tables, "CLIENT", changed)
+    monkeypatch.setattr("sys.argv", ["option_tables", "--check"])
+    assert option_tables.main() == 1
+
+
+@pytest.mark.parametrize(
+    ("page", "row"),
+    [
+        ("PAGE", "| edit | `clear_tool_uses_20250919`, `compact_20260112` | refused |"),
+        ("MONITORING", "| `tokengrove_in_flight` | gauge |"),
+    ],
+)
+def test_a_row_that_the_code_does_not_make_is_found_in_a_page(
+    page: str, row: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    text = getattr(option_tables, page).read_text(encoding="utf-8")
+    assert row in text
+    (changed := tmp_path / "page.md").write_text(text.replace(row, row.upper()), encoding="utf-8")
+    monkeypatch.setattr(option_tables, page, changed)
     monkeypatch.setattr("sys.argv", ["option_tables", "--check"])
     assert option_tables.main() == 1
 
