@@ -78,8 +78,8 @@ def openai_api_types() -> Iterator[str]:
             yield _row(what, treatment, _listed(names))
 
 
-def reasons(of: type[Explained], *head: str) -> Iterator[str]:
-    """The words of an enum of reasons, each with its meaning. `head`: the names of the two columns."""
+def words(of: Iterable[Explained], *head: str) -> Iterator[str]:
+    """Words, each with its meaning. `head`: the names of the two columns."""
     yield from _head(*head)
     for word in of:
         yield _row(f"`{word}`", word.meaning)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, get_origin
 
+from proxy.api.turn_json import OF_A_TURN, Part
 from supply import code_tables
 from tokengrove.options.claim import ClaimOptions
 from tokengrove.options.export import (
@@ -138,9 +139,11 @@ def _api_tables() -> dict[str, Iterable[str]]:
         "types of Google's API": code_tables.google_types(),
         "types of Anthropic's API": code_tables.messages_types(),
         "types of OpenAI's APIs": code_tables.openai_api_types(),
-        "notes": code_tables.reasons(Note, "note", "value"),
-        "differences": code_tables.reasons(Differs, "why", "cause"),
-        "states": code_tables.reasons(TokenState, "state", "the token"),
+        "parts of a session": code_tables.words([part for part in Part if part not in OF_A_TURN], "part", "adds"),
+        "parts of a turn": code_tables.words(OF_A_TURN, "part", "adds"),
+        "notes": code_tables.words(Note, "note", "value"),
+        "differences": code_tables.words(Differs, "why", "cause"),
+        "states": code_tables.words(TokenState, "state", "the token"),
     }
 
 

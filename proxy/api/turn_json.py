@@ -29,7 +29,7 @@ class Part(Explained):
 
     MESSAGES = (
         "messages",
-        "`messages` of the whole conversation, of which the parent had the first `inherited`, the answer as `output`, "
+        "the whole conversation: `messages`, of which the parent had the first `inherited`, the answer as `output`, "
         "`tools`, `template_options` and `sampling`",
     )
     ADDED = (
@@ -44,9 +44,9 @@ class Part(Explained):
     )
     REQUEST = (
         "request",
-        "`request`: `method`, `path` and `body` that ask for the same prompt again, in the form of its API",
+        "`request`: `method`, `path` and `body` that ask for the same prompt again, and what they lack",
     )
-    REPLY = "reply", "`reply` as the client got it, in the form of its API; a streamed one as a whole"
+    REPLY = "reply", "`reply` as the client got it, without `top_logprobs`; a stream as a whole; null for a failed turn"
     TIMES = "times", "`created_at`, `first_token_at` and `completed_at`, in Unix seconds"
     COMPARED = "compared", "the turn that this one `continued`; if it forked, the `nearest` turn and what differs first"
     ANSWER = "answer", "`answer`: the first 160 characters of the answer's `text`, and the names of its tool `calls`"

@@ -1,4 +1,4 @@
-"""Each type of block, source and tool of the anthropic SDK has a row in the tables, and the parser does what it says."""
+"""Each type of block, source and tool of the anthropic SDK has a row in the tables, which the parser follows."""
 
 from __future__ import annotations
 
