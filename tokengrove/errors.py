@@ -311,7 +311,7 @@ class AnnotatedOtherwise(ProxyError):
 
 
 class SessionArchived(ProxyError):
-    """The session was moved to an archive; `file` is the URL of its file, which agents are not shown."""
+    """The session is in an archive. `file`: the URL of its file, which agents are not shown."""
 
     status = 410
     code = "session_archived"

@@ -1,10 +1,12 @@
-"""Tables of docs/http-api.md and docs/monitoring.md that repeat tables of the code: fields, types, reasons, metrics.
+"""Tables of docs/http-api.md and docs/monitoring.md that the code decides: errors, fields, types, reasons, metrics.
 
 Each function returns the lines of one table, for `supply.option_tables`, which writes them.
 """
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from typing import TypeVar
@@ -19,10 +21,20 @@ from proxy.protocols.messages import protocol as messages
 from proxy.protocols.responses import protocol as responses
 from proxy.telemetry.families import Counts, Family, Gauge, Group, Histogram
 from proxy.telemetry.metrics import Metrics
+from tokengrove.errors import ProxyError, classes_by
 from tokengrove.reasons import Explained
 
 _Treated = TypeVar("_Treated", anthropic_types.Row, openai_types.Treatment)
+_SENTENCE = re.compile(r"(?<=\.)\s")
 _TYPES: Mapping[type[Family], str] = {Counts: "counter", Gauge: "gauge", Histogram: "histogram"}
+
+
+def errors() -> Iterator[str]:
+    """The codes of errors with their status and, as their cause, the first sentence of the docstring of their class."""
+    yield from _head("code", "status", "cause")
+    for kind in sorted(classes_by("code").values(), key=lambda kind: kind.status):
+        cause = "A bug of the server." if kind is ProxyError else _SENTENCE.split(inspect.getdoc(kind) or "", 1)[0]
+        yield _row(f"`{kind.code}`", str(kind.status), " ".join(cause.split()))
 
 
 def fields() -> Iterator[str]:

@@ -135,6 +135,7 @@ def _filled(text: str, tables: Mapping[str, Iterable[str]]) -> str:
 def _api_tables() -> dict[str, Iterable[str]]:
     return {
         **{name: _rows(options) for name, options in _options().items()},
+        "errors": code_tables.errors(),
         "fields": code_tables.fields(),
         "types of Google's API": code_tables.google_types(),
         "types of Anthropic's API": code_tables.messages_types(),
