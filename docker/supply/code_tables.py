@@ -1,4 +1,5 @@
-"""Tables of docs/http-api.md and docs/monitoring.md that the code decides: errors, fields, types, reasons, metrics.
+"""Tables of docs/http-api.md and docs/monitoring.md that the code decides: errors, fields, types,
+reasons, metrics, events of the log.
 
 Each function returns the lines of one table, for `supply.option_tables`, which writes them.
 """
@@ -21,6 +22,7 @@ from proxy.protocols.messages import protocol as messages
 from proxy.protocols.responses import protocol as responses
 from proxy.telemetry.families import Counts, Family, Gauge, Group, Histogram
 from proxy.telemetry.metrics import Metrics
+from supply.log_events import events
 from tokengrove.errors import ProxyError, classes_by
 from tokengrove.reasons import Explained
 
@@ -114,6 +116,13 @@ def metrics() -> Iterator[str]:
         yield from _head("metric", "type", "labels", "meaning")
         for family in group.families():
             yield _row(f"`{shown_name(family)}`", _TYPES[type(family)], _listed(family.labels), family.text)
+
+
+def log_events() -> Iterator[str]:
+    """All events of the log, with their levels and fields."""
+    yield from _head("event", "level", "fields")
+    for name, event in events().items():
+        yield _row(f"`{name}`", ", ".join(event.levels) or "see below", " ".join(f"`{each}`" for each in event.fields))
 
 
 def shown_name(family: Family) -> str:

@@ -118,7 +118,7 @@ def pages() -> dict[Path, str]:
     """The text of each page with written tables."""
     tables: Mapping[Path, Mapping[str, Iterable[str]]] = {
         PAGE: _api_tables(),
-        MONITORING: {"metrics": code_tables.metrics()},
+        MONITORING: {"metrics": code_tables.metrics(), "events": code_tables.log_events()},
     }
     return {path: _filled(path.read_text(encoding="utf-8"), those) for path, those in tables.items()}
 
