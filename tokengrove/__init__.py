@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         read,
     )
 
-__version__ = "0.1.0"
+__version__ = "1.0.0rc1"
 
 __all__ = [
     "Acknowledged",

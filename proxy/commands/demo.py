@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import tempfile
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +13,8 @@ from proxy.progress import show_steps
 from proxy.settings import Settings
 from tokengrove.commands.failure import fail
 from tokengrove.errors import ConfigurationError, ProxyError
+
+_PACKAGES = ("torch", "transformers", "openai")  # of the extra `cpu`: the engine's, and that of the demo's agents
 
 
 def demo(
@@ -27,6 +30,7 @@ def demo(
     ] = None,
 ) -> None:
     """Run two short agents against the built-in model, reward them, and show their trees and the exported samples."""
+    _require_packages("tokengrove demo --train" if train else "tokengrove demo")
     show_steps()
     if train:
         _train_demo(seed or 0, plot)
@@ -43,6 +47,14 @@ def demo(
         settings = Settings(port=0, database_url=f"sqlite:///{database}", log_level="warning")
         with server.serving(settings) as url:
             run_demo(url, Console())
+
+
+def _require_packages(command: str) -> None:
+    for package in _PACKAGES:
+        if importlib.util.find_spec(package) is None:
+            raise ConfigurationError(
+                f"the demo needs the package {package}, of the extra cpu: uvx --from 'tokengrove[cpu]' {command}"
+            )
 
 
 def _train_demo(seed: int, plot: Path | None) -> None:

@@ -196,3 +196,17 @@ def test_the_demo_shows_trees_and_samples(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     for word in ("noise", "continued, aligned", "Export, layout concat", "tokengrove serve"):
         assert word in done.stdout
+
+
+@pytest.mark.parametrize("package", ["torch", "transformers", "openai"])
+@pytest.mark.parametrize("flags", [(), ("--train",)])
+def test_without_the_extra_the_demo_says_the_line_that_needs_no_installation(
+    tmp_path: Path, package: str, flags: tuple[str, ...]
+) -> None:
+    code = f"import sys; sys.modules[{package!r}] = None; from tokengrove.commands import main; main()"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", code, "demo", *flags]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    line = " ".join(["uvx --from 'tokengrove[cpu]' tokengrove demo", *flags])
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr == f"tokengrove: the demo needs the package {package}, of the extra cpu: {line}\n"
