@@ -1,5 +1,4 @@
-"""Tables of docs/http-api.md and docs/monitoring.md that the code decides: errors, fields, types,
-reasons, metrics, events of the log.
+"""Tables of the docs that the code decides: errors, fields, types, reasons, metrics, events of the log, settings.
 
 Each function returns the lines of one table, for `supply.option_tables`, which writes them.
 """
@@ -12,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from typing import TypeVar
 
+from proxy.commands.settings_flags import HEADINGS
 from proxy.protocols import openai_types
 from proxy.protocols.chat import protocol as chat
 from proxy.protocols.completions import protocol as completions
@@ -20,10 +20,12 @@ from proxy.protocols.google import protocol as google
 from proxy.protocols.messages import accepted_types as anthropic_types
 from proxy.protocols.messages import protocol as messages
 from proxy.protocols.responses import protocol as responses
+from proxy.settings import Settings
 from proxy.telemetry.families import Counts, Family, Gauge, Group, Histogram
 from proxy.telemetry.metrics import Metrics
 from supply.log_events import events
 from tokengrove.errors import ProxyError, classes_by
+from tokengrove.options.option import Option, options_of
 from tokengrove.reasons import Explained
 
 _Treated = TypeVar("_Treated", anthropic_types.Row, openai_types.Treatment)
@@ -123,6 +125,24 @@ def log_events() -> Iterator[str]:
     yield from _head("event", "level", "fields")
     for name, event in events().items():
         yield _row(f"`{name}`", ", ".join(event.levels) or "see below", " ".join(f"`{each}`" for each in event.fields))
+
+
+def settings() -> Iterator[str]:
+    """All settings, in a table for each heading of `tokengrove serve --help`."""
+    known = options_of(Settings)
+    for number, heading in enumerate(dict.fromkeys(HEADINGS.values())):
+        yield from ("\n" * (number > 0) + f"## {heading}\n", "\n")
+        yield from _head("flag", "default", "meaning")
+        for name in (name for name, under in HEADINGS.items() if under == heading):
+            setting = known[name]
+            text = setting.help.replace("*", "\\*")
+            yield _row(f"`{setting.flag}`", _default(setting), f"{text} {setting.about.get('note', '')}".strip())
+
+
+def _default(setting: Option) -> str:
+    if isinstance(setting.default, bool):
+        return "on" if setting.default else "off"
+    return setting.default_text or "none"
 
 
 def shown_name(family: Family) -> str:

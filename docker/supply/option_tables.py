@@ -1,5 +1,5 @@
-"""The client's typed dicts, written from the options (`tokengrove.options`), and the tables of docs/http-api.md and
-docs/monitoring.md, written from the options and from `supply.code_tables`.
+"""The client's typed dicts, written from the options (`tokengrove.options`), and the tables of docs/http-api.md,
+docs/monitoring.md and docs/settings.md, written from the options and from `supply.code_tables`.
 
 `PYTHONPATH=docker python -m supply.option_tables` writes them, and with `--check` fails if they differ. What is written
 stands between two marks; the rest of each file is written by hand.
@@ -34,7 +34,7 @@ from tokengrove.reasons import Differs, Note, TokenState
 
 ROOT = Path(__file__).resolve().parents[2]
 CLIENT = ROOT / "tokengrove" / "client" / "options.py"
-PAGE, MONITORING = ROOT / "docs" / "http-api.md", ROOT / "docs" / "monitoring.md"
+PAGE, MONITORING, SETTINGS = (ROOT / "docs" / f"{name}.md" for name in ("http-api", "monitoring", "settings"))
 _WRITTEN = "# Written by `PYTHONPATH=docker python -m supply.option_tables`: change tokengrove/options.\n"
 _END = "# The end of what is written.\n"
 _NAMES: Mapping[Any, str] = {TrainSelection: "Train", ExportFormat: "Format"}
@@ -119,6 +119,7 @@ def pages() -> dict[Path, str]:
     tables: Mapping[Path, Mapping[str, Iterable[str]]] = {
         PAGE: _api_tables(),
         MONITORING: {"metrics": code_tables.metrics(), "events": code_tables.log_events()},
+        SETTINGS: {"settings": code_tables.settings()},
     }
     return {path: _filled(path.read_text(encoding="utf-8"), those) for path, those in tables.items()}
 

@@ -27,10 +27,15 @@ class Settings:
     host: str = option("127.0.0.1", "Address to listen on. Addresses beyond loopback require --admin-key.")
     port: int = option(8080, "Port to listen on; 0 picks a free port.", least=0, most=65535)
     workers: int = option(
-        1, "Processes that serve the port as one server; more than 1 need PostgreSQL and engine servers.", above=0
+        1,
+        "Processes that serve the port as one server; more than 1 need PostgreSQL and engine servers.",
+        above=0,
+        note="[Workers](deployment.md#workers).",
     )
     public_url: str | None = option(
-        None, "URL of this server for agents, used in base_url; none: the URL of the request."
+        None,
+        "URL of this server for agents, used in base_url; none: the URL of the request.",
+        note="It may have the path below which a gateway serves the server.",
     )
     agent_port: int | None = option(
         None,
@@ -38,6 +43,7 @@ class Settings:
         "None: no such port; 0 picks a free one.",
         least=0,
         most=65535,
+        note="[Agents on other machines](deployment.md#agents-on-other-machines).",
     )
     agent_host: str | None = option(None, "Address to listen on with --agent-port; none: --host.")
     expose: str | None = option(
@@ -45,6 +51,7 @@ class Settings:
         "Tunnel to the port for agents: cloudflared, or a command with {port} that prints its URL, such as "
         "'ssh -R 80:localhost:{port} nokey@localhost.run'. Sessions get that URL. Opens --agent-port on a free port of "
         "127.0.0.1 if there is none.",
+        note="[Tunnels](deployment.md#tunnels).",
     )
     expose_timeout_s: float = option(60.0, "Seconds that a tunnel of --expose may take to print its URL.", above=0)
     agent_max_connections: int = option(1024, "Limit of connections at --agent-port, of a process.", above=0)
@@ -52,15 +59,21 @@ class Settings:
         1024, "Limit of requests at --agent-port that a process answers at once, and of their turns; then 429.", above=0
     )
     agent_max_body_bytes: int | None = option(
-        None, "Limit of a request body at --agent-port in bytes; none: --max-body-bytes.", above=0
+        None,
+        "Limit of a request body at --agent-port in bytes; none: --max-body-bytes.",
+        above=0,
+        note="A process holds eight times as much at once.",
     )
     reconnect_s: float | None = option(
         None,
         "Seconds that a turn continues without its client, so that a retry gets it; none: 2, or 30 with --agent-port.",
         least=0,
+        note="[Retries](concepts.md#retries).",
     )
     model: str | None = option(
-        None, "Hugging Face causal model: a local folder, or ORG/NAME[@REVISION] of the hub; none: a tiny random one."
+        None,
+        "Hugging Face causal model: a local folder, or ORG/NAME[@REVISION] of the hub; none: a tiny random one.",
+        note="[The hub](engines.md#models-from-the-hub).",
     )
     tokenizer: str | None = option(None, "Tokenizer, named like a model; none: the model's.")
     served_model_name: str | None = option(None, "Model name in /v1/models; none: that on the hub, or of the folder.")
@@ -68,6 +81,7 @@ class Settings:
         "auto",
         "auto (sglang with a GPU, else transformers), sglang, transformers, scripted, mailbox, "
         "package.module:Class, or URL[,URL...] of inference servers.",
+        note="[Engines](engines.md).",
     )
     engine_arg: tuple[str, ...] = option(
         (), "Engine option as key=value, repeatable (variable: separated by ;). SGLang takes its ServerArgs fields."
@@ -76,6 +90,7 @@ class Settings:
         None,
         "Models by the names that requests give: a TOML file with tables [models.NAME], or a JSON object; "
         "none: one model under any name. A configuration file has the tables themselves.",
+        note="[Several models](models.md).",
     )
     model_hosts: str | None = option(
         None,
@@ -83,52 +98,83 @@ class Settings:
         "addresses may be private. None: no host. URLs of the configuration need no entry.",
     )
     max_live_versions: int = option(
-        4, "LoRA adapters of a model that serve at once; publishing another one waits until one is unused.", above=0
+        4,
+        "LoRA adapters of a model that serve at once; publishing another one waits until one is unused.",
+        above=0,
+        note="[Adapters](models.md#adapters).",
     )
     adapter_pinning: AdapterPinning = option(
         AdapterPinning.SESSION,
         "Adapter of a session's turns: session (the one that it began with) or follow (the newest at each turn).",
+        note="[The version of a session](models.md#the-version-of-a-session).",
     )
-    family: str | None = option(None, "Model family for rendering and parsing; none: from the model's config.json.")
-    tool_parser: str | None = option(None, "Tool-call format; none: the family's.")
-    reasoning_parser: str | None = option(None, "Reasoning format; none: the family's.")
+    family: str | None = option(
+        None,
+        "Model family for rendering and parsing; none: from the model's config.json.",
+        note="`tokengrove doctor --family x` lists them.",
+    )
+    tool_parser: str | None = option(
+        None,
+        "Tool-call format; none: the family's.",
+        note="`tokengrove doctor --tool-parser x` lists them.",
+    )
+    reasoning_parser: str | None = option(
+        None,
+        "Reasoning format; none: the family's.",
+        note="`tokengrove doctor --reasoning-parser x` lists them.",
+    )
     thinking_retention: str = option(
         "all",
         "Reasoning of earlier turns in the prompt: all (kept as sampled) or template (as the template does).",
         choices=("all", "template"),
+        note="The latter [forks](troubleshooting.md#template).",
     )
-    database_url: str = option("sqlite:///tokengrove.db", "SQLAlchemy URL of the database.")
-    migrate: bool | None = option(None, "Upgrade an older database schema at startup; none: for SQLite files only.")
+    database_url: str = option(
+        "sqlite:///tokengrove.db",
+        "SQLAlchemy URL of the database.",
+        note="[Databases](deployment.md#databases).",
+    )
+    migrate: bool | None = option(
+        None,
+        "Upgrade an older database schema at startup; none: for SQLite files only.",
+        note="[Upgrades](deployment.md#upgrades).",
+    )
     admin_key: str | None = option(
         None,
         "Administrator's key, or several separated by commas. Prefer the variable: flags are visible in ps.",
         secret=True,
+        note="Beyond loopback, it needs 16 characters.",
     )
     metrics_key: str | None = option(
         None,
         "Key that /metrics needs, or several separated by commas; the admin key opens it too. None: it is open.",
         secret=True,
+        note="[Access](monitoring.md#access).",
     )
     trainer_key: str | None = option(
         None,
         "Key of trainers, or several separated by commas: it may claim, acknowledge and annotate, nothing else.",
         secret=True,
+        note="[What the trainer saw](train.md#what-the-trainer-saw).",
     )
     reader_key: str | None = option(
         None,
         "Key of readers, or several separated by commas: it may list, show and export sessions, nothing else.",
         secret=True,
+        note="[Keys](deployment.md#keys-and-access).",
     )
     mismatch_limit: float = option(
         0.01,
         "KL between a sampler's and a trainer's logprobs above which the sampler is named in log and metrics.",
         above=0,
+        note="[Mismatch](monitoring.md#sampler-and-trainer-disagree).",
     )
     metrics_port: int | None = option(
         None,
         "Port of its own for /metrics, /health and /ready; /metrics is not on --port then. None: it is.",
         least=1,
         most=65535,
+        note="[Access](monitoring.md#access).",
     )
     rewards_by: str | None = option(
         None,
@@ -138,7 +184,9 @@ class Settings:
     require_key: bool = option(False, "Refuse requests that have no key but the secret in the path of base_url.")
     allow_chosen_keys: bool = option(False, "Let callers choose session keys even beyond loopback.")
     refresh_by_key: bool = option(
-        False, "A start with the api_key of a live session ends that session first; else such a start is refused."
+        False,
+        "A start with the api_key of a live session ends that session first; else such a start is refused.",
+        note="[AReaL's online mode](coming-from-areal.md#online-mode).",
     )
     key_lifetime_s: float | None = option(None, "Seconds until a session's keys expire; none: never.", above=0)
     forwarded_allow_ips: str | None = option(
@@ -148,20 +196,29 @@ class Settings:
         None,
         "Names under which the server may be called besides loopback's and the public URL's: NAME or *.SUFFIX, "
         "separated by commas. Checked without --admin-key, or where it is given.",
+        note="[Browsers](deployment.md#browsers).",
     )
     allowed_origins: str | None = option(
         None,
         "Origins of web pages and webviews that may call the server: https://HOST, https://*.SUFFIX or "
         "SCHEME://*, separated by commas.",
+        note="Such as `vscode-webview://*`.",
     )
-    page: bool = option(True, "Serve the page for people, at / (to browsers) and /ui.")
+    page: bool = option(
+        True,
+        "Serve the page for people, at / (to browsers) and /ui.",
+        note="[The page](page.md).",
+    )
     capacity_control: bool = option(False, "Admit only starts granted by /rl/grant_capacity; further ones get 429.")
     max_live_sessions: int | None = option(None, "Limit of live sessions; further starts get 429.", above=0)
     session_idle_s: float | None = option(
         None, "Seconds without use until a session expires (its data stays); none: never.", above=0
     )
     episode_idle_s: float | None = option(
-        None, "Seconds without a turn after which the next one at an address or key begins another session.", above=0
+        None,
+        "Seconds without a turn after which the next one at an address or key begins another session.",
+        above=0,
+        note="[Episodes](online.md#episodes).",
     )
     episode_turns: int | None = option(
         None, "Turns of such a session after which the next one begins another.", above=0
@@ -176,6 +233,7 @@ class Settings:
         "Days after their end at which the server deletes exported, acknowledged, withdrawn and expired sessions; "
         "none: never.",
         least=0,
+        note="[Retention](deployment.md#retention).",
     )
     keep: tuple[str, ...] = option(
         (),
@@ -183,10 +241,14 @@ class Settings:
         "step<1000:12h, group=PATTERN,step<10:forever; with :unexported also ones that nobody exported.",
     )
     archive_to: str | None = option(
-        None, "Folder or URL of an archive, to which --keep-days and --keep move sessions instead of deleting them."
+        None,
+        "Folder or URL of an archive, to which --keep-days and --keep move sessions instead of deleting them.",
+        note="[Archive](deployment.md#archive).",
     )
     webhook: tuple[str, ...] = option(
-        (), "URL that is told of events by signed requests, repeatable (variable: separated by ;)."
+        (),
+        "URL that is told of events by signed requests, repeatable (variable: separated by ;).",
+        note="[Webhooks](online.md#webhooks).",
     )
     webhook_secret: str | None = option(
         None,
@@ -199,6 +261,7 @@ class Settings:
         None,
         "Start a session only if it will be at most this many weight versions old when trained; else 429.",
         least=0,
+        note="AReaL's rule.",
     )
     batch_size: int | None = option(
         None, "Sessions that the trainer consumes per weight version; required by --max-staleness.", above=0
@@ -209,12 +272,18 @@ class Settings:
         "Choices that several senders generate at once before who has many waits in turn; none: as many as the "
         "engine runs, or 256.",
         above=0,
+        note="[Fairness](planning.md#many-senders).",
     )
     max_connections: int = option(
-        8192, "Limit of client connections of a process; less if its limit of open files has no room for them.", above=0
+        8192,
+        "Limit of client connections of a process; less if its limit of open files has no room for them.",
+        above=0,
+        note="[Connections](deployment.md#connections).",
     )
     strict_sampling: bool = option(
-        False, "Refuse sampling fields that the engine takes only as best effort (a seed, if it is not deterministic)."
+        False,
+        "Refuse sampling fields that the engine takes only as best effort (a seed, if it is not deterministic).",
+        note="[Seeds](engines.md#seeds).",
     )
     hosted_tools: str = option(
         "ignore",
@@ -226,6 +295,7 @@ class Settings:
         "What turns record for training, unless their session says otherwise: kept (sets of ids that sampling left), "
         "experts, top_logprobs; may be repeated.",
         choices=tuple(Replay),
+        note="[Replay columns](replay.md).",
     )
     max_kept: int = option(512, "Size of the largest kept set, or complement of one, that is recorded.", above=0)
     alternatives: int = option(5, "Alternatives of each token that --replay top_logprobs records.", least=1, most=20)
@@ -236,6 +306,7 @@ class Settings:
         None,
         "Limit of the request bodies that are held at once, in bytes; none: eight times --max-body-bytes.",
         above=0,
+        note="One key, session or address gets half.",
     )
     session_memory_bytes: int = option(
         512 * 1024 * 1024,
@@ -247,7 +318,12 @@ class Settings:
         "Memory of the images that were used last, in bytes; others are read from the database.",
         above=0,
     )
-    max_session_images: int = option(10_000, "Limit of the different images in one session.", above=0)
+    max_session_images: int = option(
+        10_000,
+        "Limit of the different images in one session.",
+        above=0,
+        note="More get 403.",
+    )
     max_session_image_bytes: int = option(
         1024 * 1024 * 1024, "Limit of the bytes of all images in one session; equal ones count once.", above=0
     )
@@ -265,32 +341,59 @@ class Settings:
         "Limit of an image's width times height, at most 89000000; checked before it is decoded.",
         above=0,
         most=_MOST_PIXELS,
+        note="A side has at most 32,768 pixels, and 200 times the other.",
     )
     allow_image_urls: bool = option(
-        False, "Fetch images that a request names by http(s) URL; otherwise they get 400. Data URLs need no permission."
+        False,
+        "Fetch images that a request names by http(s) URL; otherwise they get 400. Data URLs need no permission.",
+        note="Never from private, loopback or link-local addresses.",
     )
     image_hosts: str | None = option(
         None,
         "Hosts that images are fetched from: NAME or *.SUFFIX, separated by commas; a NAME may have a private "
         "address. None: all public hosts.",
+        note="Needs `--allow-image-urls`.",
     )
     image_url_timeout_s: float = option(10.0, "Seconds that fetching an image may take; then 400.", above=0)
-    engine_timeout_s: float = option(600.0, "Seconds to wait for the engine's next token; then 504.", above=0)
+    engine_timeout_s: float = option(
+        600.0,
+        "Seconds to wait for the engine's next token; then 504.",
+        above=0,
+        note="The turn first continues once at another engine server.",
+    )
     stream_interval: int | None = option(
-        None, "Tokens that SGLang sends in one part of a stream; none: 1, and up to 3 while many streams run.", above=0
+        None,
+        "Tokens that SGLang sends in one part of a stream; none: 1, and up to 3 while many streams run.",
+        above=0,
+        note="[Streams](engines.md#sglang-and-vllm-servers).",
     )
     pause_timeout_s: float = option(
-        120.0, "Seconds that a request waits for a paused engine, or for a server; then 503.", least=0
+        120.0,
+        "Seconds that a request waits for a paused engine, or for a server; then 503.",
+        least=0,
+        note="[No server alive](engines.md#when-no-server-is-alive).",
     )
     database_wait_s: float = option(
-        60.0, "Seconds that turns and control calls wait for a database that is away; then 503. 0: not at all.", least=0
+        60.0,
+        "Seconds that turns and control calls wait for a database that is away; then 503. 0: not at all.",
+        least=0,
+        note="[PostgreSQL away](deployment.md#when-postgresql-is-away).",
     )
     shutdown_timeout_s: float = option(30.0, "Seconds that running turns may take to finish at shutdown.", least=0)
     discount: float = option(
         1.0, "Discount per step of rewards that flow back to earlier turns, 0 to 1.", least=0, most=1
     )
-    credit: Credit = option(Credit.TREE, "How rewards flow back: tree (to ancestors) or linear (to earlier turns).")
-    log_level: str = option("info", "debug, info, warning or error.", choices=("debug", "info", "warning", "error"))
+    credit: Credit = option(
+        Credit.TREE,
+        "How rewards flow back: tree (to ancestors) or linear (to earlier turns).",
+        note="[Rewards](concepts.md#rewards).",
+    )
+    log_level: str = option(
+        "info",
+        "debug, info, warning or error.",
+        choices=("debug", "info", "warning", "error"),
+        note="[Logs](monitoring.md#logs). [Audit lines](deployment.md#audit-lines) are written at any level.",
+    )
     log_format: str = option("pretty", "pretty (for people) or json (one object a line).", choices=("pretty", "json"))
     log_content: bool = option(
         False, "Log the beginning of each turn's new messages and answer, with --log-level debug."

@@ -82,6 +82,7 @@ def test_a_changed_option_is_found_in_the_written_files(monkeypatch: pytest.Monk
     ("page", "row"),
     [
         ("PAGE", "| edit | `clear_tool_uses_20250919`, `compact_20260112` | refused |"),
+        ("SETTINGS", "| `--port` | 8080 |"),
         ("MONITORING", "| `tokengrove_in_flight` | gauge |"),
     ],
 )
