@@ -40,6 +40,7 @@ from proxy.api.runs import Runs
 from proxy.api.score_endpoint import ScoreEndpoint
 from proxy.api.served_model_endpoints import ServedModelEndpoints
 from proxy.api.session_endpoints import SessionEndpoints
+from proxy.api.sorted_listing import SortedListing
 from proxy.api.statistics import Statistics
 from proxy.api.statistics_endpoints import StatisticsEndpoints
 from proxy.api.summaries import Summaries
@@ -194,7 +195,8 @@ def _listing_endpoints(parts: Parts) -> ListingEndpoints:
     turns, recordings = parts.turns, parts.store.recordings
     summaries = Summaries(recordings, Pace(lambda: turns.running.busy))
     listing = Listing(recordings, summaries)
-    return ListingEndpoints(parts.sessions.access, Lists(recordings, listing), Runs(recordings, listing))
+    lists = Lists(recordings, listing, SortedListing(recordings, summaries))
+    return ListingEndpoints(parts.sessions.access, lists, Runs(recordings, listing))
 
 
 def _statistics_endpoints(parts: Parts) -> StatisticsEndpoints:

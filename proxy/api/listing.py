@@ -70,7 +70,7 @@ class Listing:
             most = _PIECE if wanted.summed.asks else min(_PIECE, wanted.limit - len(page))
             found = await self._recordings.find_listed(replace(query, limit=most + 1))
             more = len(found) > most
-            piece = _first_piece(found[:most])
+            piece = first_piece(found[:most])
             for at, summed in enumerate(await self._summaries.of(piece), 1):
                 if wanted.summed.fits(summed.summary):
                     page.append(summed)
@@ -82,6 +82,10 @@ class Listing:
             if not budget.spend(piece):
                 return Page(page, query.after)
 
+    async def summed(self, sessions: Sequence[ListedSession]) -> list[Summed]:
+        """The summaries of the sessions of a page, in order."""
+        return [summed for piece in _pieces(sessions) for summed in await self._summaries.of(piece)]
+
     async def groups(self, wanted: ParsedGroups) -> GroupPage:
         """A page of groups: at least one if any exists, and fewer than the limit if they have many turns."""
         found = await self._recordings.find_groups(wanted.query, wanted.before, wanted.limit + 1)
@@ -92,9 +96,8 @@ class Listing:
             limit = _PER_GROUP if len(groups) == 1 else None
             listed = await self._recordings.find_listed(replace(wanted.query, group_ids=ids, limit=limit))
             of_group: dict[str | None, list[Summed]] = {name: [] for name in ids}
-            for piece in _pieces(listed):
-                for summed in await self._summaries.of(piece):
-                    of_group[summed.session.record.group_id].append(summed)
+            for summed in await self.summed(listed):
+                of_group[summed.session.record.group_id].append(summed)
             page += [(group, of_group[group.group_id]) for group in groups]
             if not budget.spend(listed):
                 break
@@ -119,7 +122,7 @@ def _id(session: ListedSession) -> str:
     return session.record.session_id
 
 
-def _first_piece(sessions: Sequence[ListedSession]) -> Sequence[ListedSession]:
+def first_piece(sessions: Sequence[ListedSession]) -> Sequence[ListedSession]:
     """The first sessions, to read at once: at least one, and at most the turns of a piece."""
     turns = 0
     for at, session in enumerate(sessions[:_PIECE]):
@@ -131,6 +134,6 @@ def _first_piece(sessions: Sequence[ListedSession]) -> Sequence[ListedSession]:
 
 def _pieces(sessions: Sequence[ListedSession]) -> Iterator[Sequence[ListedSession]]:
     while sessions:
-        piece = _first_piece(sessions)
+        piece = first_piece(sessions)
         yield piece
         sessions = sessions[len(piece) :]

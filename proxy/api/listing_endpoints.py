@@ -11,9 +11,11 @@ from starlette.requests import Request
 from proxy.api.http import JsonResponse, key_of
 from proxy.api.listing import Listing
 from proxy.api.listing_json import by_status_json, group_json, listed_json
-from proxy.api.listing_request import ParsedListing, Part, parse_groups, parse_listing
+from proxy.api.listing_request import SUMMARIES, ParsedListing, Part, parse_groups, parse_listing
 from proxy.api.runs import Runs
 from proxy.api.session_json import record_json
+from proxy.api.session_values import SortOrder
+from proxy.api.sorted_listing import SortedListing
 from proxy.api.summaries import Summed
 from proxy.sessions.access import Access
 from proxy.store.recordings import SessionReads
@@ -22,14 +24,16 @@ from proxy.store.recordings import SessionReads
 class Lists:
     """The answers of both endpoints, for any reader of the database."""
 
-    def __init__(self, recordings: SessionReads, listing: Listing) -> None:
-        self._recordings, self._listing = recordings, listing
+    def __init__(self, recordings: SessionReads, listing: Listing, ordered: SortedListing) -> None:
+        self._recordings, self._listing, self._ordered = recordings, listing, ordered
 
     async def sessions(self, query: Mapping[str, str]) -> dict[str, Any]:
         """The answer to a query of `/rl/sessions`. Raises InvalidRequest."""
         wanted = parse_listing(query)
         counts = {"counts": await self._counts(wanted)} if Part.COUNTS in wanted.include else {}
-        if not wanted.include & {Part.SUMMARY, Part.RETURNS} and not wanted.summed.asks:
+        if wanted.sort is not None:
+            return {**await self._in_order(wanted, wanted.sort), **counts}
+        if not wanted.include & SUMMARIES and not wanted.summed.asks:
             records, cursor = await self._listing.records(wanted)
             entries = [record_json(each.record) for each in records]
             return {"sessions": entries, "cursor": cursor, **counts}
@@ -45,8 +49,17 @@ class Lists:
         ]
         return {"groups": groups, "cursor": page.cursor}
 
+    async def _in_order(self, wanted: ParsedListing, order: SortOrder) -> dict[str, Any]:
+        page = await self._ordered.page(wanted, order)
+        if wanted.include & SUMMARIES:
+            entries = await self._entries(await self._listing.summed(page.sessions), wanted)
+        else:
+            entries = [record_json(each.record) for each in page.sessions]
+        how = {"sessions": page.sorted, "whole": page.whole}
+        return {"sessions": entries, "cursor": page.cursor, "sorted": how}
+
     async def _entries(self, page: list[Summed], wanted: ParsedListing) -> list[dict[str, Any]]:
-        if not wanted.include & {Part.SUMMARY, Part.RETURNS}:
+        if not wanted.include & SUMMARIES:
             return [record_json(each.session.record) for each in page]
         running = await self._recordings.count_begun([each.session.record.session_id for each in page])
         returns = Part.RETURNS in wanted.include

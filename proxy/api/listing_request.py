@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -11,7 +11,8 @@ import orjson
 
 from proxy.api.export_request import SAMPLE_FILTERS, query_fields
 from proxy.api.known_fields import check_known, refuse
-from proxy.api.option_body import read_choice, read_group
+from proxy.api.option_body import read_group
+from proxy.api.session_values import DURATION, KEYED, OF_TURNS, SortOrder
 from proxy.protocols.fields import expect_object, optional_int, optional_text
 from proxy.store.session_query import SessionQuery, Wanted
 from proxy.trajectory.summary import Summary
@@ -19,22 +20,23 @@ from tokengrove.errors import InvalidRequest, brief
 from tokengrove.options.option import options_of
 from tokengrove.options.session import ListingFilter
 
-_LISTING_FIELDS = ("limit", "cursor", "filter", "order", "include")
+_LISTING_FIELDS = ("limit", "cursor", "filter", "order", "partial", "include")
 _GROUP_FIELDS = ("limit", "cursor", "filter")
 _MAX_PAGE = 1000
 _MAX_GROUPS = 200
 _MOST_DIGITS = 18  # `int` refuses numbers of more than 4300
 _LONGEST_SEARCH = 200
-STORED = ("session_ids", "version", "search", "withdrawn")
+_LONGEST_KEY = 200
+STORED = ("session_ids", "version", "duration", "search", "withdrawn")
 """Filters for listings only, on stored values of a session."""
-SUMMED = ("reward", "purpose", "forked")
+SUMMED = (*OF_TURNS, "purpose", "forked")
 """Filters for listings only, on the summary of a session's turns."""
 # Filters of exports that select turns or samples. Listings support only `purpose` of these: one turn must have it.
 _OF_SAMPLES = tuple(name for name in SAMPLE_FILTERS if name not in options_of(ListingFilter))
 
 
 class Order(StrEnum):
-    """The order of a listing: by creation, oldest or newest first."""
+    """The order of a listing by creation, oldest or newest first. Other orders are those of a value."""
 
     OLDEST = "oldest"
     NEWEST = "newest"
@@ -48,23 +50,30 @@ class Part(StrEnum):
     COUNTS = "counts"
 
 
+SUMMARIES = frozenset((Part.SUMMARY, Part.RETURNS))
+"""The parts that are made of a session's turns."""
+
+
 @dataclass(frozen=True, slots=True)
 class SummaryFilter:
-    """Conditions on the summary of a session's turns; None: any. `purpose`: the purpose of at least one turn."""
+    """Conditions on the summary of a session's turns. `purpose`: the purpose of at least one turn; None: any.
 
-    reward: Wanted | None = None
+    `values`: conditions on values of OF_TURNS, by name.
+    """
+
+    values: Mapping[str, Wanted] = field(default_factory=dict)
     purpose: str | None = None
     forked: bool | None = None
 
     @property
     def asks(self) -> bool:
         """Whether the turns of a session must be read to decide if it is listed."""
-        return (self.reward, self.purpose, self.forked) != (None, None, None)
+        return bool(self.values) or (self.purpose, self.forked) != (None, None)
 
     def fits(self, summary: Summary) -> bool:
         """Whether a session meets the conditions."""
         return (
-            (self.reward is None or self.reward.fits(summary.score))
+            all(wanted.fits(OF_TURNS[name](summary)) for name, wanted in self.values.items())
             and (self.purpose is None or self.purpose in summary.purposes)
             and (self.forked is None or self.forked == (summary.forks > 0))
         )
@@ -72,12 +81,18 @@ class SummaryFilter:
 
 @dataclass(frozen=True, slots=True)
 class ParsedListing:
-    """A page of a listing. `query` has the conditions that the database checks, the cursor and the order."""
+    """A page of a listing. `query` has the conditions that the database checks, the cursor and the order of creation.
+
+    `sort`: the order of a value; None: that of creation. `partial`: too many sessions are not refused, and only the
+    newest ones sorted.
+    """
 
     query: SessionQuery
     summed: SummaryFilter
     limit: int
     include: frozenset[Part]
+    sort: SortOrder | None = None
+    partial: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +114,13 @@ def parse_listing(query: Mapping[str, str]) -> ParsedListing:
         given["cursor"] = given.pop("after")
     check_known(given, _LISTING_FIELDS)
     limit = _limit(given, _MAX_PAGE, _MAX_PAGE)
-    newest = "order" in given and read_choice(given["order"], Order, "order") is Order.NEWEST
+    order = _order(given.get("order", Order.OLDEST))
+    sort = None if isinstance(order, Order) else order
     fields, summed = parse_listing_filters(_filter(given.get("filter")))
-    wanted = SessionQuery(after=optional_text(given, "cursor"), newest=newest, **fields)
-    return ParsedListing(wanted, summed, limit, _include(given.get("include")))
+    wanted = SessionQuery(after=optional_text(given, "cursor"), newest=order is Order.NEWEST, **fields)
+    return ParsedListing(
+        wanted, summed, limit, _include(given.get("include")), sort, _partial(given.get("partial"), sort)
+    )
 
 
 def parse_groups(query: Mapping[str, str]) -> ParsedGroups:
@@ -137,8 +155,41 @@ def parse_listing_filters(filters: Mapping[str, Any]) -> tuple[dict[str, Any], S
     if len(chosen.session_ids or ()) > _MAX_PAGE:
         raise InvalidRequest(f"'filter.session_ids' has more than {_MAX_PAGE} ids", param="filter.session_ids")
     own = {name: value for name in STORED if (value := getattr(chosen, name)) is not None}
-    summed = SummaryFilter(*(getattr(chosen, name) for name in SUMMED))
-    return {**query_fields(chosen, named=True), **own}, summed
+    if chosen.trained_in is not None:
+        own["trained_in"] = _trainer_step(chosen.trained_in)
+    values = {name: value for name in OF_TURNS if (value := getattr(chosen, name)) is not None}
+    return {**query_fields(chosen, named=True), **own}, SummaryFilter(values, chosen.purpose, chosen.forked)
+
+
+def _order(text: str) -> Order | SortOrder:
+    name, dot, key = text.removeprefix("-").partition(".")
+    if text in list(Order):
+        return Order(text)
+    if not dot and (name in OF_TURNS or name == DURATION):
+        return SortOrder(name, descending=text.startswith("-"))
+    if dot and name in KEYED and 0 < len(key) <= _LONGEST_KEY:
+        return SortOrder(name, key, descending=text.startswith("-"))
+    words = ", ".join((*Order, *OF_TURNS, DURATION))
+    raise InvalidRequest(
+        f"'order' must be one of {words}, metadata.KEY or metrics.KEY (with - before a value: descending), "
+        f"not {brief(text)}",
+        param="order",
+    )
+
+
+def _partial(text: str | None, sort: SortOrder | None) -> bool:
+    if text not in (None, "true", "false"):
+        raise InvalidRequest(f"'partial' must be true or false, not {brief(text)}", param="partial")
+    if text == "true" and sort is None:
+        raise InvalidRequest("'partial' applies only to an 'order' by a value", param="partial")
+    return text == "true"
+
+
+def _trainer_step(text: str) -> tuple[str, int]:
+    trainer, _, step = text.rpartition("/")
+    if not trainer or not _is_number(step):
+        raise InvalidRequest(f"'filter.trained_in' must be TRAINER/STEP, not {brief(text)}", param="filter.trained_in")
+    return trainer, int(step)
 
 
 def _filter(text: str | None) -> Mapping[str, Any]:

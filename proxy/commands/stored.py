@@ -16,6 +16,7 @@ from proxy.api.http import decode_json, encode_json
 from proxy.api.listing import Listing
 from proxy.api.listing_endpoints import Lists
 from proxy.api.pace import Pace
+from proxy.api.sorted_listing import SortedListing
 from proxy.api.summaries import Summaries
 from proxy.api.turn_columns import RowPage, Vocabulary, read_columns
 from proxy.api.turn_json import Part, find_turn, tree_json, turn_json
@@ -100,9 +101,9 @@ class StoredLists:
     """The lists of a database, built by the same code as the server's answers."""
 
     def __init__(self, inspection: Inspection) -> None:
-
         recordings = inspection.recordings
-        self._lists = Lists(recordings, Listing(recordings, Summaries(recordings, Pace(lambda: False))))
+        summaries = Summaries(recordings, Pace(lambda: False))
+        self._lists = Lists(recordings, Listing(recordings, summaries), SortedListing(recordings, summaries))
 
     def sessions(self, query: Mapping[str, str]) -> dict[str, Any]:
         return asyncio.run(self._lists.sessions(query))

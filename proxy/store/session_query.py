@@ -40,9 +40,10 @@ class SessionQuery:
     `ended_by`: the highest `ended_order`. `since` (Unix seconds): live sessions, and sessions that ended then or later.
     `session_ids` and `group_ids`: at most MAX_SESSION_IDS. `validation`: only validation sessions, or none of them.
     `rewarded`: with or without a reward on a complete turn. `metadata` and `metrics`: the wanted values of top-level
-    keys. `version`: the weight version at its start. `withdrawn`: only withdrawn sessions, or none of them. `search`: a
-    part of its id, its task's or its group's, case-insensitive. Paging: `after` is the last session id of the previous
-    page, `limit` the size of this page; `newest`: in reverse order of creation.
+    keys. `version`: the weight version at its start. `duration`: seconds to its end, or to its last change.
+    `trained_in`: a trainer and the step in which it trained one of its turns. `withdrawn`: only withdrawn sessions, or
+    none of them. `search`: a part of its id, its task's or its group's, case-insensitive. Paging: `after` is the last
+    session id of the previous page, `limit` the size of this page; `newest`: in reverse order of creation.
     """
 
     session_ids: Collection[str] | None = None
@@ -58,6 +59,8 @@ class SessionQuery:
     metadata: Mapping[str, Wanted] | None = None
     metrics: Mapping[str, Wanted] | None = None
     version: Wanted | None = None
+    duration: Wanted | None = None
+    trained_in: tuple[str, int] | None = None
     withdrawn: bool | None = None
     search: str | None = None
     newest: bool = False

@@ -79,6 +79,11 @@ async def play(server: Server) -> None:
     await server.ok("/trajectories/acknowledge", {"claim_id": "c"})
     for path in (
         *("/rl/sessions?limit=10", "/rl/sessions?limit=10&order=newest&include=summary", "/rl/sessions?cursor=a"),
+        *("/rl/sessions?limit=10&order=-reward", '/rl/sessions?filter={"trained_in":"grpo/1"}&order=newest&limit=10'),
+        *(
+            '/rl/sessions?filter={"trained_in":"grpo/1"}&order=metadata.step',
+            "/rl/sessions?order=duration&partial=true",
+        ),
         *("/rl/groups?limit=10", "/rl/statistics", "/rl/sessions/a", '/rl/sessions?filter={"group_id":"g"}'),
     ):
         response = await server.http.get(path)

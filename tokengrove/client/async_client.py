@@ -30,7 +30,6 @@ from tokengrove.client.options import (
     ListingFilter,
     ListingPart,
     MemoryTag,
-    Order,
     ParseOptions,
     PauseMode,
     RewardOptions,
@@ -371,13 +370,15 @@ class AsyncClient(Connection):
         self,
         filter: SessionFilter | ListingFilter | None = None,
         *,
-        order: Order | None = None,
+        order: str | None = None,
         include: Sequence[ListingPart] = (),
     ) -> list[dict[str, Json]]:
         """Return the sessions that `filter` selects, oldest first, as `GET /rl/sessions` lists them.
 
-        The pages are joined. Without a filter, all sessions are returned. `include`: `summary` adds a summary to each
-        session; `returns` also adds the returns of its turns. Raises InvalidRequest for an unknown filter.
+        The pages are joined. Without a filter, all sessions are returned. `order`: `newest`, or a value, such as
+        `reward` or `-metadata.step` (descending), which is refused if more than 10,000 sessions would be sorted.
+        `include`: `summary` adds a summary to each session; `returns` also adds the returns of its turns. Raises
+        InvalidRequest for an unknown filter or order.
         """
         return await self.run(operations.sessions(filter, order, include))
 
@@ -401,16 +402,18 @@ class AsyncClient(Connection):
         self,
         filter: SessionFilter | ListingFilter | None = None,
         *,
-        order: Order | None = None,
+        order: str | None = None,
         include: Sequence[ListingPart] = (),
         limit: int | None = None,
         cursor: str | None = None,
+        partial: bool = False,
     ) -> dict[str, Json]:
         """Return one page of sessions: `sessions`, the `cursor` of the next page (None on the last page), and `counts`.
 
-        A page has at most `limit` sessions (default 1000) and may have fewer. `counts` is there if `include` names it.
+        A page has at most `limit` sessions (default 1000) and may have fewer. `counts` is there if `include` names it,
+        `sorted` with an `order` by a value. `partial`: if too many sessions would be sorted, sort the newest ones.
         """
-        return await self.run(operations.session_page(filter, order, include, limit, cursor))
+        return await self.run(operations.session_page(filter, order, include, limit, cursor, partial))
 
     async def groups(
         self,

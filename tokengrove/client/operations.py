@@ -27,7 +27,6 @@ from tokengrove.client.options import (
     KeyKind,
     ListingFilter,
     ListingPart,
-    Order,
     ParseOptions,
     RewardOptions,
     SessionFilter,
@@ -326,7 +325,7 @@ def session_annotations(session_id: str) -> Steps[list[dict[str, Json]]]:
 
 def sessions(
     filter: SessionFilter | ListingFilter | None = None,
-    order: Order | None = None,
+    order: str | None = None,
     include: Sequence[ListingPart] = (),
 ) -> Steps[list[dict[str, Json]]]:
     """Follow the cursor over all pages."""
@@ -356,15 +355,15 @@ def runs(
 
 def session_page(
     filter: SessionFilter | ListingFilter | None,
-    order: Order | None,
+    order: str | None,
     include: Sequence[ListingPart],
     limit: int | None,
     cursor: str | None,
+    partial: bool = False,
 ) -> Steps[dict[str, Json]]:
     asked = {"filter": _as_text(filter), "order": order, "include": ",".join(include) or None}
-    page: dict[str, Json] = yield Call(
-        "GET", "/rl/sessions", params=_given({**asked, "limit": limit, "cursor": cursor})
-    )
+    more = {"limit": limit, "cursor": cursor, "partial": "true" if partial else None}
+    page: dict[str, Json] = yield Call("GET", "/rl/sessions", params=_given({**asked, **more}))
     return page
 
 

@@ -78,7 +78,6 @@ TransferStep = Literal[
 ]
 """A step of SGLang's weight transfers, and then of vLLM's."""
 Align = Literal["strict", "first", "last"]
-Order = Literal["oldest", "newest"]
 ListingPart = Literal["summary", "returns", "counts"]
 """Optional parts of a listing: a summary per session, the returns of its turns, counts of all sessions by status."""
 
@@ -334,7 +333,15 @@ class ListingFilter(TypedDict, total=False):
         sessions are named.
     `session_ids`: Only these sessions, at most 1000.
     `reward`: Only sessions of this score.
+    `turns`: Only sessions with this number of complete turns.
+    `forks`: Only sessions with this number of turns that went back.
+    `lost`: Only sessions with this number of failed and aborted calls.
+    `tokens`: Only sessions with this number of prompt and sampled tokens, over all complete turns.
+    `prompt_tokens`: The same, prompt tokens only.
+    `output_tokens`: The same, sampled tokens only.
+    `duration`: Only sessions of this many seconds from the start to the end, or to the last change.
     `version`: Only sessions that began at this weight version.
+    `trained_in`: Only sessions with a turn in this step of a trainer: `TRAINER/STEP`.
     `forked`: Only sessions with, or without, a turn that went back.
     `search`: Only sessions whose id, task or group contains this text, in any case of ASCII letters.
     `purpose`: Only sessions with a turn of this purpose.
@@ -352,7 +359,15 @@ class ListingFilter(TypedDict, total=False):
     validation: Literal["skip", "include", "only"]
     session_ids: Sequence[str]
     reward: Number | Sequence[Number] | Mapping[str, Number]
+    turns: Number | Sequence[Number] | Mapping[str, Number]
+    forks: Number | Sequence[Number] | Mapping[str, Number]
+    lost: Number | Sequence[Number] | Mapping[str, Number]
+    tokens: Number | Sequence[Number] | Mapping[str, Number]
+    prompt_tokens: Number | Sequence[Number] | Mapping[str, Number]
+    output_tokens: Number | Sequence[Number] | Mapping[str, Number]
+    duration: Number | Sequence[Number] | Mapping[str, Number]
     version: Number | Sequence[Number] | Mapping[str, Number]
+    trained_in: str
     forked: bool
     search: str
     purpose: Literal["main", "title", "summary", "subagent", "aux"]

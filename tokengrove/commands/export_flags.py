@@ -76,7 +76,7 @@ def _bool(option: Option, value: bool | str) -> bool | str:
     return {"true": True, "false": False}.get(value, value) if isinstance(value, str) else value
 
 
-def _conditions(option: Option, given: Sequence[str]) -> dict[str, Any]:
+def conditions_of(option: Option, given: Sequence[str]) -> dict[str, Any]:
     """A value, a list of values, or a range, by key. Values are JSON, else text. Raises ConfigurationError."""
     values: dict[str, list[Any]] = {}
     ranges: dict[str, dict[str, Any]] = {}
@@ -126,7 +126,7 @@ def _turns(option: Option, text: str) -> str | list[int]:
 
 _READERS: Mapping[Any, Callable[[Option, Any], Any]] = {
     bool: _bool,
-    Conditions: _conditions,
+    Conditions: conditions_of,
     tuple[Teacher, ...]: _teachers,
     TurnSelection | frozenset[int]: _turns,
 }

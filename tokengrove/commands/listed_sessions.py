@@ -1,4 +1,4 @@
-"""Prints a list of sessions or groups, newest first, as a table or as one line of JSON for each."""
+"""Prints a list of sessions or groups, by default newest first, as a table or as one line of JSON for each."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from tokengrove.commands.export_flags import conditions_of
 from tokengrove.commands.shown_session import console_of, print_json
 from tokengrove.errors import ConfigurationError
+from tokengrove.options.option import options_of
+from tokengrove.options.session import StoredFilter
 
 if TYPE_CHECKING:
     from tokengrove.commands.list_source import ListSource
@@ -36,17 +39,20 @@ class ListFlags:
     purpose: str | None = None
     forked: bool = False
     search: str | None = None
+    metadata: tuple[str, ...] = ()
+    trained_in: str | None = None
+    order: str | None = None
     limit: int | None = None
 
     def given(self) -> dict[str, bool]:
         """Whether each flag is given, by name."""
         return {
-            f"--{name.replace('_', '-')}": value is not None and value is not False
+            f"--{name.replace('_', '-')}": value not in (None, ()) and value is not False
             for name, value in asdict(self).items()
         }
 
     def filter(self) -> dict[str, Any]:
-        """The `filter` of `GET /rl/sessions`."""
+        """The `filter` of `GET /rl/sessions`. Raises ConfigurationError for metadata that is no condition."""
         reward = {
             name: value for name, value in (("min", self.reward_min), ("max", self.reward_max)) if value is not None
         }
@@ -59,6 +65,8 @@ class ListFlags:
             "purpose": self.purpose,
             "forked": self.forked or None,
             "search": self.search,
+            "metadata": conditions_of(options_of(StoredFilter)["metadata"], self.metadata) or None,
+            "trained_in": self.trained_in,
         }
         return _given(values)
 
@@ -67,13 +75,14 @@ def _given(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-NOT_OF_GROUPS = {"--reward-min", "--reward-max", "--purpose", "--forked"}
+NOT_OF_GROUPS = {"--reward-min", "--reward-max", "--purpose", "--forked", "--metadata", "--order"}
 """Flags that do not apply to groups."""
 
 FLAGS = {
     "group_id": "--group",
     "task_id": "--task",
-    **{name: f"--{name}" for name in ("status", "version", "purpose", "forked", "search")},
+    **{name: f"--{name}" for name in ("status", "version", "purpose", "forked", "search", "metadata")},
+    "trained_in": "--trained-in",
     **{"reward": "--reward-min and --reward-max", "reward.min": "--reward-min", "reward.max": "--reward-max"},
 }
 """The flags, by the filters that they set."""
@@ -83,13 +92,13 @@ def in_flags(message: str) -> str:
     """The message of an error, with filters replaced by their flags."""
     for name in sorted(FLAGS, key=len, reverse=True):
         message = message.replace(f"'filter.{name}'", FLAGS[name])
-    return message
+    return message.replace("'order'", "--order")
 
 
 def print_sessions(source: ListSource, flags: ListFlags, *, as_json: bool) -> None:
-    """Print the newest sessions that the flags select."""
+    """Print the first sessions, in the order of the flags, that the flags select; without an order, the newest."""
     limit = LIMIT if flags.limit is None else flags.limit
-    query = {**_query(flags), "order": "newest", "include": "summary" if as_json else "summary,counts"}
+    query = {**_query(flags), "order": flags.order or "newest", "include": "summary" if as_json else "summary,counts"}
     listed = _Pages(source.sessions, query, "sessions", limit, _MOST_OF_A_PAGE)
     if as_json:
         for entry in listed.entries():

@@ -76,7 +76,23 @@ def show(
     purpose: Annotated[str | None, typer.Option(help="List sessions with a turn of this purpose.")] = None,
     forked: Annotated[bool, typer.Option("--forked", help="List sessions with a fork.")] = False,
     search: Annotated[str | None, typer.Option(help="List sessions with this in the id, task or group.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help=f"How many to list, newest first (default {LIMIT}).")] = None,
+    metadata: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE", help="List sessions with this metadata; KEY>=NUMBER, KEY<=NUMBER; repeatable."
+        ),
+    ] = None,
+    trained_in: Annotated[
+        str | None, typer.Option(metavar="TRAINER/STEP", help="List sessions with a turn in this step of a trainer.")
+    ] = None,
+    order: Annotated[
+        str | None,
+        typer.Option(
+            help="List by newest, oldest, reward, turns, forks, lost, tokens, prompt_tokens, output_tokens, duration, "
+            "metadata.KEY or metrics.KEY; with - before it descending [newest]."
+        ),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help=f"How many to list (default {LIMIT}).")] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON as the API answers, in a list a line for each.")
     ] = False,
@@ -89,7 +105,8 @@ def show(
 ) -> None:
     """List the newest sessions, or print one session: its tree, one of its turns, or its samples in an export."""
     place = Place(url, admin_key, database_url, config)
-    flags = ListFlags(group, task, status, reward_min, reward_max, version, purpose, forked, search, limit)
+    selected = (group, task, status, reward_min, reward_max, version, purpose, forked, search)
+    flags = ListFlags(*selected, tuple(metadata or ()), trained_in, order, limit)
     of_one = {"--diff": diff, "--turn": turn, "--whole": whole, "--tokens": tokens, "--by": by}
     _check(
         session,

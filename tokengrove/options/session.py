@@ -118,7 +118,23 @@ class ListingFilter(StoredFilter):
 
     session_ids: tuple[str, ...] | None = option(None, "Only these sessions, at most 1000.")
     reward: NumberCondition | None = option(None, "Only sessions of this score.")
+    turns: NumberCondition | None = option(None, "Only sessions with this number of complete turns.")
+    forks: NumberCondition | None = option(None, "Only sessions with this number of turns that went back.")
+    lost: NumberCondition | None = option(None, "Only sessions with this number of failed and aborted calls.")
+    tokens: NumberCondition | None = option(
+        None, "Only sessions with this number of prompt and sampled tokens, over all complete turns."
+    )
+    prompt_tokens: NumberCondition | None = option(None, "The same, prompt tokens only.")
+    output_tokens: NumberCondition | None = option(None, "The same, sampled tokens only.")
+    duration: NumberCondition | None = option(
+        None, "Only sessions of this many seconds from the start to the end, or to the last change."
+    )
     version: NumberCondition | None = option(None, "Only sessions that began at this weight version.")
+    trained_in: str | None = option(
+        None,
+        "Only sessions with a turn in this step of a trainer: `TRAINER/STEP`.",
+        note="[Annotations](#post-trajectoriesannotate).",
+    )
     forked: bool | None = option(None, "Only sessions with, or without, a turn that went back.")
     search: str | None = option(
         None, "Only sessions whose id, task or group contains this text, in any case of ASCII letters."

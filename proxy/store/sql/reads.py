@@ -31,6 +31,7 @@ from proxy.store.sql.begun import LIVES, PENDING
 from proxy.store.sql.codec import decode_json
 from proxy.store.sql.statement import Named, Statement, json_list
 from proxy.store.sql.tables import (
+    annotated,
     archived_sessions,
     intents,
     interactions,
@@ -366,6 +367,12 @@ def filtered(query: Select[Any], wanted: SessionQuery, table: FromClause = sessi
         conditions.append(columns.ended_order <= wanted.ended_by)
     if wanted.version is not None:
         conditions += _within(columns.weight_version, wanted.version)
+    if wanted.duration is not None:
+        conditions += _within(func.coalesce(columns.ended_at, columns.updated_at) - columns.created_at, wanted.duration)
+    if wanted.trained_in is not None:
+        trainer, step = wanted.trained_in
+        of_step = select(annotated.c.session_id).where(annotated.c.trainer == trainer, annotated.c.step == step)
+        conditions.append(columns.session_id.in_(of_step))
     if wanted.search is not None:
         named = (columns.session_id, columns.task_id, columns.group_id)
         conditions.append(or_(*(column.icontains(wanted.search, autoescape=True) for column in named)))

@@ -158,7 +158,6 @@ def test_the_options_of_a_method_are_the_fields_of_its_endpoint() -> None:
     for kind, names in fields.items():
         assert get_type_hints(kind).keys() == names, kind.__name__
     assert set(get_args(options.KeyKind)) == set(KeyKind)
-    assert set(get_args(options.Order)) == set(listing_request.Order)
     assert set(get_args(options.ListingPart)) == set(listing_request.Part)
     assert set(get_args(options.PauseMode)) == set(PauseMode)
     assert set(get_args(options.MemoryTag)) == set(MEMORY_TAGS)

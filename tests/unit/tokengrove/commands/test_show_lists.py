@@ -28,7 +28,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]
     with real_server(folder, engine_arg=("play=agent",), admin_key=KEY) as url:
         with Client(url, KEY) as client:
             for number in range(4):
-                with client.session(f"task-{number}", group_id=HOSTILE if number == 3 else "g") as session:
+                with client.session(
+                    f"task-{number}", group_id=HOSTILE if number == 3 else "g", metadata={"step": number}
+                ) as session:
                     _play(session.base_url, session.api_key, edited=number == 1)
                     session.set_reward(number / 4)
             client.start_session("waits", session_id="live")
@@ -67,6 +69,12 @@ FLAGS: list[tuple[str, list[str]]] = [
     ("--purpose title", []),
     ("--forked", ["task-1-0"]),
     ("--search ASK-2", ["task-2-0"]),
+    ("--order reward --limit 3", ["task-0-0", "task-1-0", "task-2-0"]),
+    ("--order -reward", ["task-3-0", "task-2-0", "task-1-0", "task-0-0", "live"]),
+    ("--order oldest --limit 1", ["task-0-0"]),
+    ("--order metadata.step --metadata step>=2", ["task-2-0", "task-3-0"]),
+    ("--metadata step=1", ["task-1-0"]),
+    ("--trained-in grpo/1", []),
 ]
 
 
