@@ -11,6 +11,10 @@ from tests.exports import entries
 from tests.support import Server, says, serving, user
 from tokengrove.client.readers.read import READERS, read_page
 
+# Numbers that have several forms, characters with escapes, and a key within a value.
+ODD: dict[str, Any] = {
+    **{"zero": -0.0, "large": 1e16, "tiny": 1e-7, '"é': "\n/é", "in": {"of": 5}, "of": 3},
+}
 # By session: metadata at its start, the body of its end.
 SESSIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "a": ({"env": "sokoban", "level": 1}, {"reward": 1, "metrics": {"pass_rate": 1.0}}),
@@ -18,7 +22,7 @@ SESSIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "c": ({"env": "frozen lake", "level": 1.0, "text": "x" * 9000}, {"metrics": {"pass_rate": 0}}),
     "d": ({}, {"metrics": {"pass_rate": "none"}}),
     "v": ({"env": "sokoban", "validate": True}, {"reward": 1, "metrics": {"pass_rate": 0.75}}),
-    "w": ({"env": "sokoban", "validate": "no"}, {"step_scores": [0]}),
+    "w": ({"env": "sokoban", "validate": "no", **ODD}, {"step_scores": [0]}),
 }
 TRAINED = ["a", "b", "c", "d", "w"]
 CHOICES: list[tuple[dict[str, Any], list[str]]] = [
@@ -27,6 +31,14 @@ CHOICES: list[tuple[dict[str, Any], list[str]]] = [
     ({"metadata": {"env": ["frozen lake", "maze"]}}, ["c"]),
     ({"metadata": {"env": "sokoban", "level": 2}}, ["b"]),
     ({"metadata": {"level": 1}}, ["a", "c"]),
+    ({"metadata": {"level": 1.0}}, ["a", "c"]),
+    ({"metadata": {"level": [2, "1"]}}, ["b"]),
+    ({"metadata": {"zero": 0}}, ["w"]),
+    ({"metadata": {"zero": {"max": 0}}}, ["w"]),
+    ({"metadata": {"of": {"max": 3}}}, ["w"]),
+    ({"metadata": {"large": 10**16}}, ["w"]),
+    ({"metadata": {"tiny": 1e-7}}, ["w"]),
+    ({"metadata": {'"é': "\n/é"}}, ["w"]),
     ({"metadata": {"level": True}}, []),
     ({"metadata": {"env": None}}, ["d"]),
     ({"metadata": {"level": {"min": 1.5}}}, ["b"]),

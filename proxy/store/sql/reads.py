@@ -40,6 +40,7 @@ from proxy.store.sql.tables import (
     unreplied,
     withdrawn_keys,
 )
+from proxy.store.sql.value_hints import may_fit
 from proxy.types import Interaction, ListedSession, SessionRecord
 from tokengrove.errors import InvalidRequest
 from tokengrove.options.session import Credit, SessionStatus
@@ -198,12 +199,12 @@ def _listed(row: rows.Row) -> ListedSession:
 
 def _fitting(connection: Connection, query: Select[Any], wanted: SessionQuery) -> Iterator[ListedSession]:
     """The sessions of a query, in the wanted order, that meet the conditions on their values."""
-    query = _ordered(query, wanted).limit(_PAGE)
+    query = _ordered(query.where(may_fit(wanted)), wanted).limit(_PAGE)
     page = connection.execute(query).mappings().all()
     while page:
-        for session in map(_listed, page):
-            if wanted.fits(session.record.metadata, session.record.metrics):
-                yield session
+        for row in page:  # most are left out, so the others' records are decoded only
+            if wanted.fits(decode_json(row["metadata"], {}), decode_json(row["metrics"], {})):
+                yield _listed(row)
         page = connection.execute(query.where(_beyond(page[-1]["number"], wanted))).mappings().all()
 
 
