@@ -39,7 +39,7 @@ def names(cell: str) -> list[str]:
 
 
 def columns(heading: str) -> dict[str, tuple[str, int | None]]:
-    return {names(name)[0]: (dtype, WIDTHS.get(shape)) for name, dtype, shape, _ in rows(heading)}
+    return {name: (dtype, WIDTHS.get(shape)) for cell, dtype, shape, _ in rows(heading) for name in names(cell)}
 
 
 OF_ROWS = {"row_advantages": ("float32", None)}
