@@ -1,42 +1,43 @@
 """All errors that clients can receive, independent of the API that reports them.
 
-ProxyError                        status  code
-├── InvalidRequest                400     invalid_request
-│   ├── UnsupportedParameter      400     unsupported_parameter
-│   ├── ContextLengthExceeded     400     context_length_exceeded
-│   └── KeyInUse                  400     key_in_use
-├── Unauthorized                  401     invalid_api_key
-├── Forbidden                     403     forbidden
-│   ├── HostNotAllowed            403     host_not_allowed
-│   ├── OriginNotAllowed          403     origin_not_allowed
-│   ├── SessionClosed             403     session_closed
-│   └── LimitReached              403     session_limit_reached
-├── NotFound                      404     not_found
-│   ├── SessionNotFound           404     session_not_found
-│   ├── ModelNotFound             404     model_not_found
-│   └── PreviousResponseNotFound  404     previous_response_not_found
-├── MethodNotAllowed              405     method_not_allowed
-├── RequestTimeout                408     request_timeout
-├── EndedOtherwise                409     ended_otherwise
-├── IdempotencyMismatch           409     idempotency_mismatch
-├── AnnotatedOtherwise            409     annotated_otherwise
-├── SessionArchived               410     session_archived
-├── BodyTooLarge                  413     body_too_large
-├── UnsupportedMediaType          415     unsupported_media_type
-├── TooManyRequests               429     rate_limit_exceeded
-├── HeadersTooLarge               431     headers_too_large
-├── EngineFailed                  502     engine_failed
-├── UpstreamFailed                502     upstream_failed (or 400, 404, 413, 422, 429, 504)
-├── EngineUnavailable             503     engine_unavailable
-│   ├── EngineLost                503     engine_lost
-│   │   └── EngineBusy            503     engine_busy
-│   └── EngineIncapable           501     engine_incapable
-├── StoreUnavailable              503     store_unavailable
-├── ArchiveUnavailable            503     archive_unavailable
-├── ScratchFull                   503     scratch_full
-├── TooManyConnections            503     too_many_connections
-├── TunnelUnavailable             503     tunnel_unavailable
-└── EngineTimeout                 504     timeout
+    ProxyError                        status  code
+    ├── InvalidRequest                400     invalid_request
+    │   ├── UnsupportedParameter      400     unsupported_parameter
+    │   ├── ContextLengthExceeded     400     context_length_exceeded
+    │   └── KeyInUse                  400     key_in_use
+    ├── Unauthorized                  401     invalid_api_key
+    ├── Forbidden                     403     forbidden
+    │   ├── HostNotAllowed            403     host_not_allowed
+    │   ├── OriginNotAllowed          403     origin_not_allowed
+    │   ├── SessionClosed             403     session_closed
+    │   └── LimitReached              403     session_limit_reached
+    ├── NotFound                      404     not_found
+    │   ├── SessionNotFound           404     session_not_found
+    │   ├── ModelNotFound             404     model_not_found
+    │   └── PreviousResponseNotFound  404     previous_response_not_found
+    ├── MethodNotAllowed              405     method_not_allowed
+    ├── RequestTimeout                408     request_timeout
+    ├── EndedOtherwise                409     ended_otherwise
+    ├── IdempotencyMismatch           409     idempotency_mismatch
+    ├── AnnotatedOtherwise            409     annotated_otherwise
+    ├── SessionArchived               410     session_archived
+    ├── BodyTooLarge                  413     body_too_large
+    ├── UnsupportedMediaType          415     unsupported_media_type
+    ├── TooManyRequests               429     rate_limit_exceeded
+    ├── HeadersTooLarge               431     headers_too_large
+    ├── EngineFailed                  502     engine_failed
+    ├── UpstreamFailed                502     upstream_failed (or 400, 404, 413, 422, 429, 504)
+    ├── EngineUnavailable             503     engine_unavailable
+    │   ├── EngineLost                503     engine_lost
+    │   │   └── EngineBusy            503     engine_busy
+    │   └── EngineIncapable           501     engine_incapable
+    ├── StoreUnavailable              503     store_unavailable
+    ├── ArchiveUnavailable            503     archive_unavailable
+    ├── ScratchFull                   503     scratch_full
+    ├── TooManyConnections            503     too_many_connections
+    ├── TunnelUnavailable             503     tunnel_unavailable
+    └── EngineTimeout                 504     timeout
+
 ProxyError itself is 500, internal_error. ConfigurationError is raised at startup and ends the process.
 """
 
