@@ -79,6 +79,21 @@ def fill_many(url: str, number: int = 10_000) -> None:
     engine.dispose()
 
 
+def fill_long(url: str, name: str, number: int) -> None:
+    """Store a live session of `number` turns, each of which continues the one before it."""
+    drawn, now = random.Random(1), time.time()
+    turns = [_turn(name, seq, now, drawn, "active") for seq in range(number)]
+    for seq, turn in enumerate(turns[1:], 1):
+        turn |= {"parent_id": f"{name}-{seq - 1}", "reason": "continued"}
+        turn |= {"new_messages": b'j[{"role":"user","content":"question %d"}]' % seq}
+        turn |= {"output": b'j{"role":"assistant","content":"answer %d"}' % seq}
+    engine = create_engine(make_url(url))
+    with engine.begin() as connection:
+        connection.execute(insert(sessions), [{**_session(name, 0, now, "active"), "next_seq": number}])
+        connection.execute(insert(interactions), turns)
+    engine.dispose()
+
+
 def _session(name: str, index: int, begun: float, status: str) -> dict[str, Any]:
     ended = None if status == "active" else begun + 30
     return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -10,7 +11,7 @@ import httpx
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser import episodes, servers
+from tests.browser import data, episodes, servers
 from tests.browser.views import session, wait
 
 if TYPE_CHECKING:
@@ -19,12 +20,16 @@ if TYPE_CHECKING:
     from tests.browser.conftest import Opened
 
 CHAIN = "chain/plain"
+ENDLESS, MANY_TURNS = "long/thousand", 1000
+NARROW = {"width": 400, "height": 800}
 
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder: Path = tmp_path_factory.mktemp("conversation")
-    with servers.serving(servers.kinds_database(folder)) as served:
+    database = servers.kinds_database(folder)
+    data.fill_long(database, ENDLESS, MANY_TURNS)
+    with servers.serving(database) as served:
         yield served
 
 
@@ -39,7 +44,7 @@ def test_a_conversation_has_each_message_once_and_j_and_k_go_through_it(url: str
     expect(messages.nth(3)).to_contain_text("result of run")
     page.keyboard.press("k")
     expect(messages.nth(2)).to_be_focused()
-    assert "turn=" in page.url
+    expect(page).to_have_url(re.compile("&message=2$"))
     page.keyboard.press("k")
     page.keyboard.press("k")
     page.keyboard.press("k")
@@ -68,6 +73,85 @@ def test_a_conversation_leads_to_the_other_ways_at_a_fork(url: str, opened: Open
     expect(page.locator(".episode")).not_to_contain_text("They never fall")
     page.get_by_role("treeitem").filter(has_text="They never fall").click()
     expect(page.locator(".episode")).to_contain_text("They never fall, they give us shade.")
+
+
+def test_who_goes_back_in_a_side_branch_stays_in_it(url: str, opened: Opened) -> None:
+    page = opened(url + session(episodes.FORKED, "?show=conversation&turn=5"))
+    branch = page.locator(".episode").get_by_text("Then a free verse about an oak.")
+    expect(branch).to_be_visible()
+    for _ in range(2):
+        page.keyboard.press("k")
+    expect(page.locator(".turn-message:focus")).to_contain_text("Write a poem about trees.")
+    expect(page).to_have_url(re.compile("&message=1$"))
+    expect(branch).to_be_visible()
+    page.reload()
+    expect(branch).to_be_visible()
+    expect(page.get_by_text("2 of 5 messages")).to_be_visible()
+
+
+def test_enter_unfolds_the_message_that_is_read(url: str, opened: Opened) -> None:
+    page = opened(url + session(CHAIN, "?show=conversation"))
+    results = page.locator(".episode .turn-tool pre")
+    expect(page.locator(".episode .turn-tool").first).to_be_visible()
+    for _ in range(4):
+        page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    expect(results.nth(0)).to_be_visible()
+    expect(results.nth(1)).to_be_hidden()
+    page.keyboard.press("Enter")
+    expect(results.nth(0)).to_be_hidden()
+
+
+def test_of_a_thousand_turns_those_around_the_place_are_drawn_and_j_goes_on(url: str, opened: Opened) -> None:
+    page = opened(url + session(ENDLESS, "?show=conversation&turn=899"))
+    turns = page.locator(".episode-turn")
+    expect(page.locator(".episode").get_by_text("answer 899", exact=True)).to_be_in_viewport()
+    expect(turns).to_have_count(100)
+    page.get_by_role("button", name="Show 50 of 849 earlier turns").click()
+    expect(turns.first).to_contain_text("turn 799")
+    page.goto(url + session(ENDLESS, "?show=conversation"))
+    expect(turns).to_have_count(50)
+    page.locator(".episode").get_by_text("answer 48", exact=True).click()
+    for _ in range(4):
+        page.keyboard.press("j")
+    expect(page.locator(".turn-message:focus")).to_contain_text("answer 50")
+    expect(turns).to_have_count(99)
+
+
+def test_a_new_turn_of_a_live_session_is_read_alone_and_appears_at_the_end(url: str, opened: Opened) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "Say exactly: one"}]}
+    said = httpx.post(f"{url}/live-talk/v1/chat/completions", json=body).json()["choices"][0]["message"]
+    page = opened(url + session("live-talk", "?show=conversation"))
+    expect(page.locator(".episode .turn-answer")).to_have_count(1)
+    wait(page)
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    more = [*body["messages"], said, {"role": "user", "content": "Say exactly: two"}]
+    httpx.post(f"{url}/live-talk/v1/chat/completions", json={**body, "messages": more}).raise_for_status()
+    expect(page.locator(".episode .turn-answer").nth(1)).to_contain_text("two")
+    assert [each for each in asked if "include=added" in each and "/interactions/" not in each] == []
+
+
+def test_keys_can_be_turned_off(url: str, opened: Opened) -> None:
+    page = opened(url + session(CHAIN, "?show=conversation"))
+    page.get_by_role("button", name="Keys on").click()
+    page.keyboard.press("r")
+    page.keyboard.press("j")
+    expect(page.get_by_label("Name (optional)")).to_have_count(0)
+    expect(page.locator(".turn-message:focus")).to_have_count(0)
+    page.get_by_role("button", name="Keys off").click()
+    page.keyboard.press("j")
+    expect(page.locator(".turn-message:focus")).to_have_count(1)
+
+
+def test_on_a_telephone_the_score_the_status_and_the_conversation_come_first(url: str, opened: Opened) -> None:
+    page = opened(url + session(CHAIN, "?show=conversation"), viewport=NARROW)
+    first = page.locator(".episode .turn-message").first
+    expect(first).to_be_in_viewport()
+    expect(page.get_by_text("1 score")).to_be_in_viewport()
+    expect(page.locator(".session-head .badge").first).to_be_in_viewport()
+    expect(page.get_by_role("tree")).to_be_hidden()
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
 def test_letters_in_a_field_are_no_keys(url: str, opened: Opened) -> None:
@@ -128,6 +212,7 @@ def test_a_reward_that_is_refused_is_said_and_can_be_sent_again(url: str, opened
     opened.watched.allow("503")
     refusal = {"error": {"message": "the database is away", "code": "database_unavailable"}}
     page.route("**/rl/set_reward", lambda route: route.fulfill(status=503, json=refusal), times=1)
+    expect(page.get_by_role("button", name="Reward the session")).to_be_visible()
     page.keyboard.press("r")
     page.get_by_label("Reward of the session", exact=True).fill("1")
     page.get_by_label("Name (optional)").fill("good")

@@ -1,7 +1,8 @@
 // An episode as one conversation, and two of them next to each other.
 import assert from "node:assert/strict";
 import test from "node:test";
-import { pathThrough, sameBeginning, turnsOf } from "../../../proxy/page/static/views/session/episode/episode_model.js";
+import { isCommand } from "../../../proxy/page/static/lib/command_key.js";
+import { drawnAround, pathOf, pathThrough, sameBeginning, stopAt, stopsOf, turnsOf } from "../../../proxy/page/static/views/session/episode/episode_model.js";
 import { figures, messagesOf, parted } from "../../../proxy/page/static/views/compare/compare_model.js";
 
 const node = (id, parent, more = {}) => ({ interaction_id: id, parent_id: parent, status: "complete", notes: {}, output_tokens: 1, prompt_tokens: 1, ...more });
@@ -59,4 +60,40 @@ test("figures that differ are marked, and a key of one session only is a figure 
   const side = (score, metadata) => ({ tree: { score, status: "ended", failed: 0, metrics: {}, metadata, discount: 1, created_at: 1, ended_at: 3 }, nodes: [node("a", null)] });
   const rows = figures(side(1, { step: 1 }), side(0, {}));
   assert.deepEqual(rows.filter(({ differs }) => differs).map(({ name, values }) => [name, values]), [["score", [1, 0]], ["metadata step", [1, null]]]);
+});
+
+test("who goes back in a side branch stays in it, and another turn is read in its own conversation", () => {
+  const nodes = [node("a", null), node("b", "a"), node("side", "a"), node("c", "b"), node("d", "c")];
+  assert.deepEqual(ids(pathOf(nodes, "side", "a")), ["a", "side"]);
+  assert.deepEqual(ids(pathOf(nodes, undefined, "a")), ["a", "b", "c", "d"]);
+  assert.deepEqual(ids(pathOf(nodes, "side", "c")), ["a", "b", "c", "d"]);
+  assert.deepEqual(ids(pathOf(nodes, "gone", "side")), ["a", "side"]);
+});
+
+test("the address names a message by its index, and a turn alone by its first message", () => {
+  const added = new Map([
+    ["a", { messages: [say("system", "s"), say("user", "u")], output: say("assistant", "x") }],
+    ["b", { messages: [say("user", "v")], output: say("assistant", "y") }],
+    ["f", { messages: [say("user", "w")], output: say("assistant", "") }],
+  ]);
+  const stops = stopsOf(turnsOf(pathThrough([node("a", null), node("b", "a"), node("f", "b", { status: "failed" })]), added));
+  assert.deepEqual(stops.map(({ turn, index }) => [turn, index]), [[0, 0], [0, 1], [0, 2], [1, 3], [1, 4], [2, 5]]); // no answer of f
+  assert.deepEqual([stopAt(stops, 1, "4"), stopAt(stops, 1, undefined), stopAt(stops, 1, "0"), stopAt(stops, -1, "4")], [4, 3, 3, -1]);
+});
+
+test("a path of a thousand turns is drawn around the turn that is read, and grows at its ends", () => {
+  assert.deepEqual(drawnAround(null, 0, 50, 1000), { from: 0, to: 50 });
+  assert.deepEqual(drawnAround(null, 900, 50, 1000), { from: 850, to: 950 });
+  assert.deepEqual(drawnAround({ from: 0, to: 50 }, 20, 50, 1000), { from: 0, to: 50 });
+  assert.deepEqual(drawnAround({ from: 0, to: 50 }, 49, 50, 1000), { from: 0, to: 99 });
+  assert.deepEqual(drawnAround({ from: 850, to: 950 }, 850, 50, 1000), { from: 800, to: 950 });
+  assert.deepEqual(drawnAround({ from: 0, to: 50 }, 900, 50, 1000), { from: 850, to: 950 });
+  assert.deepEqual(drawnAround({ from: 850, to: 950 }, 3, 50, 10), { from: 0, to: 10 });
+});
+
+test("a key is no command while somebody types, or holds another key", () => {
+  const target = (field) => ({ closest: () => (field ? {} : null) });
+  assert.ok(isCommand({ target: target(false) }));
+  assert.ok(!isCommand({ target: target(true) }));
+  for (const held of ["ctrlKey", "metaKey", "altKey", "isComposing", "defaultPrevented"]) assert.ok(!isCommand({ target: target(false), [held]: true }), held);
 });

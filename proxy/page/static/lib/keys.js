@@ -1,15 +1,18 @@
-// Single keys that do something in a view.
-import { useEffect, useRef } from "./html.js";
+// Single keys that do something in a view. A reader can turn them off: they are in the way of speech input, and of screen
+// readers that have such keys.
+import { html, useEffect, useRef, useState } from "./html.js";
+import { isCommand } from "./command_key.js";
 
-/** Call the function of a key that is pressed, unless somebody types or holds a modifier. */
+const KEPT = "tokengrove-keys";
+
+/** Call the function of a key that is pressed, unless somebody types, holds a modifier or has turned keys off. */
 export function useKeys(actions) {
   const now = useRef(actions);
   now.current = actions;
   useEffect(() => {
     const pressed = (event) => {
-      if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
-      if (event.target.closest?.("input, textarea, select, dialog, [contenteditable]")) return;
-      const act = now.current[event.key];
+      if (!isCommand(event) || !keysOn()) return;
+      const act = Object.hasOwn(now.current, event.key) && now.current[event.key];
       if (!act) return;
       event.preventDefault();
       act();
@@ -17,4 +20,26 @@ export function useKeys(actions) {
     document.addEventListener("keydown", pressed);
     return () => document.removeEventListener("keydown", pressed);
   }, []);
+}
+
+/** A button that turns the keys of this browser on and off. */
+export function KeysSwitch() {
+  const [on, setOn] = useState(keysOn);
+  const turn = () => {
+    setOn(!on);
+    try {
+      localStorage.setItem(KEPT, on ? "off" : "on");
+    } catch {
+      // storage may be forbidden: the keys stay on
+    }
+  };
+  return html`<button type="button" class="plain small" aria-pressed=${on} title="Keys of one letter do something on this page" onClick=${turn}>Keys ${on ? "on" : "off"}</button>`;
+}
+
+function keysOn() {
+  try {
+    return localStorage.getItem(KEPT) !== "off";
+  } catch {
+    return true;
+  }
 }

@@ -8,7 +8,7 @@ import { go, link } from "../../lib/route.js";
 import { Text, Short } from "../../lib/text.js";
 import { useTitle } from "../../lib/title.js";
 import { pathThrough, turnsOf } from "../session/episode/episode_model.js";
-import { readAdded } from "../session/episode/episode_view.js";
+import { useAdded } from "../session/episode/read_episode.js";
 import { useSession } from "../session/session_data.js";
 import { Difference } from "../session/turn/difference.js";
 import { MessageView } from "../session/turn/message.js";
@@ -81,7 +81,7 @@ function Both({ query }) {
 /** A session with its longest conversation: {tree, nodes, turns, error, reload}; `turns` is undefined until all is read. */
 function useSide(name) {
   const { tree, nodes, error, reload } = useSession(name);
-  const added = useLoad(({ signal }) => readAdded(name, signal), [name, nodes.length], { keep: true });
+  const added = useAdded(name, nodes);
   const turns = useMemo(() => (tree && added.data ? turnsOf(pathThrough(nodes), added.data) : undefined), [nodes, added.data]);
   return { tree, nodes, turns, error: error ?? added.error, reload: () => [reload, added.reload].forEach((again) => again()) };
 }

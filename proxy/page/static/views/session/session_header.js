@@ -26,6 +26,7 @@ export function SessionHeader({ name, tree, nodes }) {
 
 const About = ({ tree }) => html`
       <${CopyButton} text=${tree.session_id} label="session id" />
+      <${Score} tree=${tree} />
       <${Status} status=${tree.status} />
       <${Outcome} tree=${tree} />
       ${tree.group_id && html`<span class="quiet">group <a href=${link("groups", tree.group_id)}><${Short} text=${tree.group_id} /></a></span>`}
@@ -36,7 +37,6 @@ const About = ({ tree }) => html`
       </span>`;
 
 const Facts = ({ tree, facts }) => html`<div class="session-facts">
-      <${Score} tree=${tree} />
       <${Fact} name=${facts.turns === 1 ? "turn" : "turns"} value=${number(facts.turns)} />
       ${facts.running > 0 && html`<${Fact} name="running" value=${number(facts.running)} />`}
       <${Fact} name=${facts.forks === 1 ? "fork" : "forks"} value=${number(facts.forks)} />

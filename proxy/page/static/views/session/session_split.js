@@ -4,7 +4,7 @@ import { html, useRef, useState } from "../../lib/html.js";
 const LEAST = 25, MOST = 75, STEP = 2, KEY = "tokengrove-split";
 
 /** `left` and `right`: templates. The share of the left one, in percent, is kept for this browser. */
-export function Split({ left, right }) {
+export function Split({ left, right, class: name = "" }) {
   const frame = useRef(null);
   const [share, setShare] = useState(kept);
   const move = (value) => {
@@ -23,7 +23,7 @@ export function Split({ left, right }) {
     event.preventDefault();
     move(to);
   };
-  return html`<div class="split" ref=${frame} style=${{ "--share": `${share}%` }}>
+  return html`<div class=${`split ${name}`} ref=${frame} style=${{ "--share": `${share}%` }}>
     <div class="split-left">${left}</div>
     <div class="split-bar" role="separator" tabindex="0" aria-label="Width of the tree" aria-orientation="vertical" aria-valuenow=${share}
       aria-valuemin=${LEAST} aria-valuemax=${MOST} onKeyDown=${onKeyDown} onPointerDown=${(event) => event.currentTarget.setPointerCapture(event.pointerId)}

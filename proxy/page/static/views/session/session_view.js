@@ -51,8 +51,8 @@ function Parts({ name, query, tree, nodes }) {
     <//>`;
   }
   const chosen = nodeNamed(nodes, query.turn) ?? (query.turn ? undefined : nodes[0]);
-  const choose = (turn) => replace("session", name, { ...query, turn });
-  return html`<${Split}
+  const choose = (turn) => replace("session", name, { ...query, turn, way: undefined, message: undefined });
+  return html`<${Split} class=${partOf(query) === "conversation" ? "split-reading" : ""}
     left=${html`<${TreeView} sessionId=${name} nodes=${nodes} chosen=${chosen?.interaction_id} onChoose=${choose} />`}
     right=${html`<nav class="session-tabs" aria-label="Parts of the session">
         ${TABS.map(([show, title]) => html`<a href=${link("session", name, { ...query, show })}

@@ -75,5 +75,40 @@ export const sameMessage = (one, other) => JSON.stringify(said(one)) === JSON.st
 
 const said = ({ role, content, reasoning_content, tool_calls, images }) => [
   role, content, reasoning_content ?? null, (tool_calls ?? []).map((call) => [call.function.name, call.function.arguments]),
-  (images ?? []).map((image) => image.sha256 ?? image),
+  (images ?? []).map(({ digest, at }) => [digest, at]),
 ];
+
+/**
+ * The path that an address names: that of `way`, a node of it, if the turn `id` is on it; else the one through `id`. So the
+ * conversation stays the same while a reader goes back in it to where another one begins. Both may be undefined.
+ */
+export function pathOf(nodes, way, id) {
+  const named = nodes.some((node) => node.interaction_id === way) ? pathThrough(nodes, way) : [];
+  return named.some(({ node }) => id === undefined || node.interaction_id === id) ? named : pathThrough(nodes, id);
+}
+
+/**
+ * The messages of turns in order, as {turn: its place in `turns`, index: of the message}. Only what is shown: a call that
+ * failed before its first token has no answer.
+ */
+export const stopsOf = (turns) =>
+  turns.flatMap(({ node, places, answer }, turn) => [...places, ...(hasAnswer(node, answer) ? [answer] : [])].map(({ index }) => ({ turn, index })));
+
+/** Whether a turn has an answer to show. */
+export const hasAnswer = (node, answer) =>
+  Boolean(answer) && (node.status === "complete" || answer.message.content !== "" || Boolean(answer.message.tool_calls?.length || answer.message.reasoning_content));
+
+/** The stop of a turn that an address names by the text of an `index`; the first of the turn without it, -1 without a turn. */
+export function stopAt(stops, turn, index) {
+  const asked = stops.findIndex((stop) => stop.turn === turn && String(stop.index) === index);
+  return asked >= 0 ? asked : stops.findIndex((stop) => stop.turn === turn);
+}
+
+/** The turns to draw, [from, to): those that are drawn already, and `step` on either side of the turn `at`. */
+export function drawnAround(drawn, at, step, count) {
+  const [from, to] = drawn === null || at < drawn.from - step || at > drawn.to + step ? [at, at] : [drawn.from, drawn.to];
+  return { from: Math.max(0, at < from + 1 ? at - step : from), to: Math.min(count, at > to - 2 ? at + step : to) };
+}
+
+/** Whether a path has a call that runs at its end. */
+export const runsOn = (path) => path.at(-1)?.node.status === "running";

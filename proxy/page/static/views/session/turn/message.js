@@ -16,7 +16,7 @@ export function MessageView({ place, sessionId, answer = false, prefill = 0, fol
   const { message, index, call } = place;
   const calls = message.tool_calls ?? [];
   const images = message.images ?? [];
-  return html`<li class=${`turn-message ${kind(message.role)}${answer ? " turn-answer" : ""}`} tabindex="-1">
+  return html`<li class=${`turn-message ${kind(message.role)}${answer ? " turn-answer" : ""}`} tabindex="-1" data-message=${index}>
     <div class="turn-message-head">
       <h3>${answer ? "answer" : message.role}</h3>
       ${message.role === "tool" && html`<${Answered} message=${message} call=${call} />`}
