@@ -13,6 +13,7 @@ from playwright.sync_api import expect
 
 from tests.browser import data, episodes, servers
 from tests.browser.views import session, wait
+from tests.support import default_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -220,3 +221,62 @@ def test_a_reward_that_is_refused_is_said_and_can_be_sent_again(url: str, opened
     expect(page.get_by_role("alert")).to_contain_text("the database is away")
     page.get_by_role("button", name="Set", exact=True).click()
     expect(page.get_by_text("Reward 1 set as good.")).to_be_visible()
+
+
+def test_a_reward_of_the_session_says_which_one_it_replaces_and_that_a_score_stays(url: str, opened: Opened) -> None:
+    name = "rewards/whole"
+    body = {"model": "m", "messages": [{"role": "user", "content": "Say exactly: one"}]}
+    httpx.post(f"{url}/{name}/v1/chat/completions", json=body).raise_for_status()
+    httpx.post(f"{url}/{name}/rl/set_reward", json={"reward": 0.5}).raise_for_status()
+    page = opened(url + session(name))
+    expect(page.get_by_role("button", name="Reward the session")).to_be_visible()
+    page.keyboard.press("r")
+    form = page.get_by_role("form", name="Reward the session")
+    expect(form).to_contain_text("It goes to turn 0")
+    expect(form).to_contain_text("It replaces 0.5.")
+    form.get_by_label("Name (optional)").press_sequentially("Ada Lovelace")
+    expect(form).not_to_contain_text("It replaces")
+    httpx.post(f"{url}/{name}/rl/end_session", json={"score": 0.75}).raise_for_status()
+    form.get_by_label("Name (optional)").fill("")
+    expect(form).to_contain_text("The score of the session stays 0.75")
+
+
+def test_a_reward_that_another_person_set_meanwhile_is_not_replaced_unseen(url: str, opened: Opened) -> None:
+    name = "rewards/race"
+    body = {"model": "m", "messages": [{"role": "user", "content": "Say exactly: one"}]}
+    httpx.post(f"{url}/{name}/v1/chat/completions", json=body).raise_for_status()
+    page = opened(url)
+    page.route("**/rl/events", lambda route: route.abort())
+    opened.watched.allow("ERR_FAILED")
+    page.goto(url + session(name, "?turn=0"))
+    expect(page.get_by_role("button", name="Reward turn 0")).to_be_visible()
+    page.keyboard.press("r")
+    page.get_by_label("Reward of turn 0", exact=True).fill("1")
+    page.get_by_label("Name (optional)").fill("")
+    httpx.post(f"{url}/{name}/rl/set_reward", json={"reward": -1}).raise_for_status()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("alert")).to_contain_text("Meanwhile it was set to −1.")
+    assert httpx.get(f"{url}/rl/sessions/{name}").json()["interactions"][0]["reward"] == -1
+    page.get_by_role("button", name="Replace").click()
+    expect(page.get_by_text("Reward 1 set.")).to_be_visible()
+
+
+def test_a_reader_is_told_why_a_reward_is_refused_and_stays_logged_in(tmp_path: Path, opened: Opened) -> None:
+    keys = {"admin_key": servers.ADMIN_KEY, "reader_key": "the-reader-key-of-these-tests"}
+    admin = {"authorization": f"Bearer {servers.ADMIN_KEY}"}
+    with servers.serving(default_url(tmp_path), **keys) as url:
+        httpx.post(f"{url}/rl/start_session", json={"session_id": "s"}, headers=admin).raise_for_status()
+        body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+        httpx.post(f"{url}/s/v1/chat/completions", json=body, headers=admin).raise_for_status()
+        page = opened(url)
+        opened.watched.allow("401|403")
+        page.evaluate("key => sessionStorage.setItem('tokengrove-admin-key', key)", keys["reader_key"])
+        page.goto(url + session("s"))
+        page.reload()
+        expect(page.get_by_role("button", name="Reward the session")).to_be_visible()
+        page.keyboard.press("r")
+        page.get_by_label("Reward of the session", exact=True).fill("1")
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("alert")).to_contain_text("a reader's key (--reader-key), which changes nothing")
+        expect(page.get_by_label("Reward of the session", exact=True)).to_have_value("1")
+        page.context.close()

@@ -3,6 +3,7 @@ import assert from "node:assert/strict";
 import test from "node:test";
 import { isCommand } from "../../../proxy/page/static/lib/command_key.js";
 import { drawnAround, pathOf, pathThrough, sameBeginning, stopAt, stopsOf, turnsOf } from "../../../proxy/page/static/views/session/episode/episode_model.js";
+import { lastMain, replaced, rewardBody } from "../../../proxy/page/static/views/session/reward_words.js";
 import { figures, messagesOf, parted } from "../../../proxy/page/static/views/compare/compare_model.js";
 
 const node = (id, parent, more = {}) => ({ interaction_id: id, parent_id: parent, status: "complete", notes: {}, output_tokens: 1, prompt_tokens: 1, ...more });
@@ -96,4 +97,18 @@ test("a key is no command while somebody types, or holds another key", () => {
   assert.ok(isCommand({ target: target(false) }));
   assert.ok(!isCommand({ target: target(true) }));
   for (const held of ["ctrlKey", "metaKey", "altKey", "isComposing", "defaultPrevented"]) assert.ok(!isCommand({ target: target(false), [held]: true }), held);
+});
+
+test("a reward of the session goes to the last complete main turn of a trained route", () => {
+  const main = { purpose: "main" };
+  const nodes = [node("a", null, main), node("b", "a", main), node("frozen", "b", { ...main, route_kind: "frozen" }), node("title", null, { purpose: "title" }), node("f", "b", { ...main, status: "failed" })];
+  assert.equal(lastMain(nodes).interaction_id, "b");
+  assert.equal(lastMain([node("title", null, { purpose: "title" })]), undefined);
+});
+
+test("a reward replaces the one of its name only", () => {
+  const rewarded = node("a", null, { reward: 0, rewards: { anna: 1 } });
+  assert.deepEqual([replaced(rewarded, ""), replaced(rewarded, "anna"), replaced(rewarded, "constructor"), replaced(node("b", null), "")], [0, 1, null, null]);
+  assert.deepEqual(rewardBody(rewarded, 0.5, ""), { reward: 0.5, interaction_id: "a" });
+  assert.deepEqual(rewardBody(rewarded, 0.5, "anna"), { reward: 0.5, interaction_id: "a", name: "anna" });
 });

@@ -10,6 +10,7 @@ import { SessionHeader } from "./session_header.js";
 import { EpisodeView } from "./episode/episode_view.js";
 import { Split } from "./session_split.js";
 import { RewardForm } from "./reward_form.js";
+import { lastMain } from "./reward_words.js";
 import { RunningPanel } from "./running_panel.js";
 import { SamplesView } from "./samples/samples_view.js";
 import { TokenView } from "./tokens/token_view.js";
@@ -28,16 +29,18 @@ function Session({ name, query }) {
   const { tree, nodes, error, reload } = useSession(name);
   return html`<div class="session">
     <${SessionHeader} name=${name} tree=${tree} nodes=${nodes} />
-    ${nodes.length > 0 && html`<${RewardForm} name=${name} node=${rewarded(nodes, query)} reload=${reload} />`}
+    ${tree && html`<${Reward} name=${name} query=${query} tree=${tree} nodes=${nodes} reload=${reload} />`}
     ${error && html`<${Failure} what="Reading the session" error=${error} retry=${reload} />`}
     ${tree ? html`<${Parts} name=${name} query=${query} tree=${tree} nodes=${nodes} />` : html`<${NotYet} error=${error} />`}
   </div>`;
 }
 
-/** The complete turn that the address names; undefined without one. */
-function rewarded(nodes, query) {
-  const node = nodeNamed(nodes, query.turn);
-  return node?.status === "complete" ? node : undefined;
+/** The form for the complete turn that the address names, else for the session; nothing before its first turn. */
+function Reward({ name, query, tree, nodes, reload }) {
+  const named = nodeNamed(nodes, query.turn);
+  const whole = named?.status !== "complete";
+  const node = whole ? lastMain(nodes) : named;
+  return node && html`<${RewardForm} name=${name} node=${node} whole=${whole} score=${tree.episode_score} reload=${reload} />`;
 }
 
 /** Before the first answer: the session is on its way, is not there, or could not be read. */
