@@ -18,6 +18,8 @@ from tests.support import default_url
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from playwright.sync_api import Route
+
     from tests.browser.conftest import Opened
 
 CHAIN = "chain/plain"
@@ -175,12 +177,70 @@ def test_two_sessions_of_a_group_are_compared_from_where_they_part(url: str, ope
     rows = page.locator(".compare-row")
     expect(rows.first).to_contain_text("What is 0 and 0?")
     expect(rows.first).to_contain_text("What is 2 and 2?")
-    rows.first.get_by_text("Word by word").click()
-    expect(rows.first.locator("del").first).to_be_visible()
+    expect(rows.first.locator("del")).to_have_text(["0", "0"])
+    expect(rows.first.locator("ins")).to_have_text(["2", "2"])
+    expect(rows.nth(1).locator("del")).to_have_count(0)
+    rows.nth(1).get_by_text("Word by word").click()
+    expect(rows.nth(1).locator("del").first).to_be_visible()
+    page.get_by_text("The first message is equal").click()
+    expect(page.locator(".turn-system")).to_have_count(1)
+    page.get_by_role("button", name="Go to the first difference").click()
+    expect(page.get_by_role("heading", name="They differ after the first message")).to_be_focused()
     expect(page.get_by_role("table", name="Figures that differ")).to_contain_text("metric tries")
     expect(page.get_by_role("table", name="Figures that differ")).to_contain_text("score")
-    rows.first.get_by_role("link", name="open the turn").last.click()
+    rows.first.get_by_role("link", name="in its conversation").last.click()
     expect(page.get_by_role("heading", name="sum-1-2")).to_be_visible()
+    expect(page.locator(".episode").get_by_text("What is 2 and 2?")).to_be_in_viewport()
+
+
+def test_the_best_and_the_worst_of_a_group_are_offered_and_two_can_be_chosen(url: str, opened: Opened) -> None:
+    page = opened(f"{url}/#/groups/sum-2")
+    chosen = page.get_by_role("group", name="Compare two sessions")
+    expect(chosen.get_by_label("Session", exact=True)).to_have_value("sum-2-4")
+    expect(chosen.get_by_label("Other session")).to_have_value("sum-2-5")
+    chosen.get_by_label("Other session").select_option("sum-2-4")
+    expect(chosen.get_by_role("link", name="Compare")).to_have_count(0)
+    chosen.get_by_label("Other session").select_option("sum-2-3")
+    chosen.get_by_role("link", name="Compare").click()
+    expect(page.locator(".compare-row").first).to_be_visible()
+    scores = page.get_by_role("table", name="Figures that differ").get_by_role("row", name="score differs 1 0.75")
+    expect(scores).to_have_count(1)
+    page.get_by_role("link", name="Compare with another session").click()
+    ranked = page.locator(".compare-others li")
+    expect(ranked.first).to_contain_text("best")
+    expect(ranked.last).to_contain_text("worst")
+
+
+def test_two_sessions_are_below_each_other_on_a_telephone(url: str, opened: Opened) -> None:
+    page = opened(f"{url}/#/compare?a=chain/plain&b=chain/long", viewport=NARROW)
+    expect(page.locator(".compare-row").first).to_be_visible()
+    one, other = (each.bounding_box() for each in page.locator(".compare-row").first.locator(".compare-side").all())
+    assert one is not None and other is not None and other["y"] >= one["y"] + one["height"]
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+@pytest.mark.parametrize("address", ["/#/session/chain/plain", "/#/compare?a=sum-1-0&b=sum-1-2", "/#/compare?a=sum-1-0"])
+def test_nothing_overflows_on_a_telephone_while_a_slow_server_is_asked(url: str, opened: Opened, address: str) -> None:
+    page = opened(url, viewport=NARROW)
+    waiting: list[Route] = []
+    page.route("**/rl/sessions**", lambda route: waiting.append(route))
+    page.route("**/rl/sessions/**", lambda route: waiting.append(route))
+    page.goto(url + address)
+    expect(page.locator("main .waiting").first).to_be_visible()
+    assert page.evaluate(_BEYOND) == []
+    page.unroute_all()
+    for route in waiting:
+        route.abort()
+    opened.watched.allow("ERR_FAILED")
+
+
+# Elements that are wider than the box which they are in, and those that reach beyond the screen.
+_BEYOND = """
+() => [...document.querySelectorAll("main, main *")].filter((each) => {
+  const { right, width } = each.getBoundingClientRect();
+  return width > 1 && (right > innerWidth + 1 || each.scrollWidth > each.clientWidth + 1) && !each.closest(".visually-hidden, svg");
+}).map((each) => `${each.tagName}.${each.className} ${each.scrollWidth} of ${each.clientWidth}`)
+"""
 
 
 def test_a_session_that_is_not_there_is_said_where_two_are_compared(url: str, opened: Opened) -> None:

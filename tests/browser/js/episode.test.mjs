@@ -4,7 +4,8 @@ import test from "node:test";
 import { isCommand } from "../../../proxy/page/static/lib/command_key.js";
 import { drawnAround, pathOf, pathThrough, sameBeginning, stopAt, stopsOf, turnsOf } from "../../../proxy/page/static/views/session/episode/episode_model.js";
 import { lastMain, replaced, rewardBody } from "../../../proxy/page/static/views/session/reward_words.js";
-import { figures, messagesOf, parted } from "../../../proxy/page/static/views/compare/compare_model.js";
+import { sorted } from "../../../proxy/page/static/views/groups/sorting.js";
+import { figures, messagesOf, parted, ranks } from "../../../proxy/page/static/views/compare/compare_model.js";
 
 const node = (id, parent, more = {}) => ({ interaction_id: id, parent_id: parent, status: "complete", notes: {}, output_tokens: 1, prompt_tokens: 1, ...more });
 const ids = (path) => path.map(({ node }) => node.interaction_id);
@@ -111,4 +112,23 @@ test("a reward replaces the one of its name only", () => {
   assert.deepEqual([replaced(rewarded, ""), replaced(rewarded, "anna"), replaced(rewarded, "constructor"), replaced(node("b", null), "")], [0, 1, null, null]);
   assert.deepEqual(rewardBody(rewarded, 0.5, ""), { reward: 0.5, interaction_id: "a" });
   assert.deepEqual(rewardBody(rewarded, 0.5, "anna"), { reward: 0.5, interaction_id: "a", name: "anna" });
+});
+
+test("after two conversations parted, turn stands beside turn, however many messages each has", () => {
+  const entry = (turn, content, role = "user") => ({ turn, message: say(role, content) });
+  const one = [entry("a", "go"), entry("a", "x", "assistant"), entry("b", "r1", "tool"), entry("b", "r2", "tool"), entry("b", "y", "assistant"), entry("c", "on"), entry("c", "z", "assistant")];
+  const other = [entry("a", "go"), entry("a", "w", "assistant"), entry("b", "r1", "tool"), entry("b", "v", "assistant"), entry("c", "on"), entry("c", "z", "assistant")];
+  const { same, rows } = parted(one, other);
+  assert.equal(same, 1);
+  assert.deepEqual(rows.map((row) => [row.one?.message.content, row.other?.message.content, row.equal]), [
+    ["x", "w", false], ["r1", "r1", true], ["r2", "v", false], ["y", undefined, false], ["on", "on", true], ["z", "z", true],
+  ]);
+});
+
+test("the best and the worst of a group are named, unless all are equal", () => {
+  const of = (scores) => sorted(scores.map((score) => ({ summary: { score } })), "score");
+  assert.deepEqual(of([0, null, 1, 0.5]).map(({ summary }) => summary.score), [1, 0.5, 0, null]);
+  assert.deepEqual(ranks(of([0, null, 1, 0.5])), ["best", "", "worst", ""]);
+  assert.deepEqual(ranks(of([1, 1, null])), ["", "", ""]);
+  assert.deepEqual(ranks(of([null])), [""]);
 });

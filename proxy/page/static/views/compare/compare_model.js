@@ -28,21 +28,36 @@ function figuresOf({ tree, nodes }) {
 }
 
 /**
- * Both conversations from where they part: {same, rows}. `same`: how many messages are equal at the beginning. Rows:
- * {one, other, equal}: entries of `one` and `other` at the same place after it, undefined after the end of a side.
+ * Both conversations from where they part: {same, rows}. `same`: how many messages are equal at the beginning. Rows, turn
+ * by turn: {one, other, equal}: entries of `one` and `other`, undefined where a side has no message.
  * @param {{message: object, turn: string}[]} one
  * @param {{message: object, turn: string}[]} other
  */
 export function parted(one, other) {
   const same = sameBeginning(one.map(({ message }) => message), other.map(({ message }) => message));
-  const length = Math.max(one.length, other.length) - same;
-  const rows = Array.from({ length }, (_, at) => {
-    const [left, right] = [one[same + at], other[same + at]];
-    return { one: left, other: right, equal: Boolean(left && right && sameMessage(left.message, right.message)) };
-  });
-  return { same, rows };
+  const [left, right] = [one, other].map((entries) => byTurn(entries.slice(same)));
+  const rows = pairs(left, right).flatMap(([mine = [], theirs = []]) => pairs(mine, theirs));
+  return { same, rows: rows.map(([mine, theirs]) => ({ one: mine, other: theirs, equal: Boolean(mine && theirs && sameMessage(mine.message, theirs.message)) })) };
 }
 
-/** The messages of turns (of `turnsOf`) in order: {message, turn: the id of the turn that brought it, place}. */
+const pairs = (left, right) => Array.from({ length: Math.max(left.length, right.length) }, (_, at) => [left[at], right[at]]);
+
+function byTurn(entries) {
+  const turns = [];
+  for (const entry of entries) {
+    if (turns.length && turns.at(-1)[0].turn === entry.turn) turns.at(-1).push(entry);
+    else turns.push([entry]);
+  }
+  return turns;
+}
+
+/** The messages of turns (of `turnsOf`) in order: {message, turn: the id of the turn that brought it, number: of the turn, place}. */
 export const messagesOf = (turns) =>
-  turns.flatMap(({ node, places, answer }) => [...places, ...(answer ? [answer] : [])].map((place) => ({ message: place.message, turn: node.interaction_id, place })));
+  turns.flatMap(({ node, places, answer }) => [...places, ...(answer ? [answer] : [])].map((place) => ({ message: place.message, turn: node.interaction_id, number: node.turn, place })));
+
+/** For each of some sessions, the best first: "best" or "worst" if its score is the highest or lowest of several, else "". */
+export function ranks(sessions) {
+  const scores = sessions.map(({ summary }) => summary.score).filter((score) => score !== null);
+  const [most, least] = [scores[0], scores.at(-1)];
+  return sessions.map(({ summary: { score } }) => (score === null || most === least ? "" : score === most ? "best" : score === least ? "worst" : ""));
+}

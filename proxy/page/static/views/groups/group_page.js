@@ -11,6 +11,7 @@ import { useTitle } from "../../lib/title.js";
 import { VirtualTable } from "../../lib/virtual_table.js";
 import { Reward, SessionLink, SessionStatus } from "../sessions/columns.js";
 import { aligned, counted, versionsText } from "../sessions/words.js";
+import { CompareSessions } from "./compare_sessions.js";
 import { Histogram, Sparkline } from "./charts.js";
 import { rangeOf, share, spread } from "./distribution.js";
 import { MOST, useGroup } from "./group_sessions.js";
@@ -46,6 +47,7 @@ export function GroupPage({ name, query }) {
                 ${ORDERS.map(([key, word]) => html`<option key=${key} value=${key} selected=${key === order}>${word}</option>`)}
               </select>
             </label>
+            <${CompareSessions} rows=${rows} />
             <${SharedTokens} key=${name} name=${name} />
             <a class="push small" href=${link("sessions", "", { group: name })}>In the list of sessions</a>
           </div>
