@@ -8,6 +8,7 @@ from rich.markup import escape
 from rich.tree import Tree
 
 from tokengrove.client import SessionTree, TreeNode
+from tokengrove.reasons import Note
 from tokengrove.texts import notes_text, printable
 
 
@@ -55,4 +56,5 @@ def _line(node: TreeNode, parent: TreeNode | None) -> str:
 
 
 def _notes(node: TreeNode) -> str:
-    return f" [yellow]({escape(notes_text(node.notes))})[/]" if node.notes else ""
+    notes = {name: value for name, value in node.notes.items() if name != Note.SAMPLED_BY}
+    return f" [yellow]({escape(notes_text(notes))})[/]" if notes else ""

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 import tempfile
+import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -31,22 +34,35 @@ def demo(
 ) -> None:
     """Run two short agents against the built-in model, reward them, and show their trees and the exported samples."""
     _require_packages("tokengrove demo --train" if train else "tokengrove demo")
-    show_steps()
     if train:
+        show_steps()
         _train_demo(seed or 0, plot)
         return
     if seed is not None or plot is not None:
         raise ConfigurationError("--seed and --plot apply only with --train")
+    _agents_demo()
+
+
+def _agents_demo() -> None:
     from rich.console import Console
 
+    from proxy.app import write_tiny_model
     from proxy.serving import server
+    from tokengrove.demos.agents import lessons
     from tokengrove.demos.agents_demo import run_demo
+    from tokengrove.demos.lesson import teach
 
+    print(TEACHING, flush=True)
     with tempfile.TemporaryDirectory(prefix="tokengrove-demo-") as folder:
-        database = Path(folder) / "demo.db"
-        settings = Settings(port=0, database_url=f"sqlite:///{database}", log_level="warning")
-        with server.serving(settings) as url:
-            run_demo(url, Console())
+        model = Path(folder) / "tokengrove-tiny"
+        write_tiny_model(model, seed=0)
+        teach(model, list(lessons()))
+        stays = sys.stdin.isatty() and sys.stdout.isatty()
+        with server.serving(_settings(Path(folder), model)) as url, suppress(KeyboardInterrupt):
+            run_demo(url, Console(), stays=stays)
+            if stays:
+                print("The page stays until you press Ctrl-C.", flush=True)
+                threading.Event().wait()
 
 
 def _require_packages(command: str) -> None:
@@ -66,19 +82,28 @@ def _train_demo(seed: int, plot: Path | None) -> None:
 
     check_plot(plot)
     with tempfile.TemporaryDirectory(prefix="tokengrove-demo-") as folder:
-        model, database = Path(folder) / "tokengrove-tiny", Path(folder) / "demo.db"
+        model = Path(folder) / "tokengrove-tiny"
         write_tiny_model(model, seed)
-        # On the CPU even if there is a GPU: the trainer runs on the CPU, and ratios are exact only on the same device.
-        settings = Settings(
-            port=0,
-            model=str(model),
-            engine="transformers",
-            engine_arg=("device=cpu",),
-            database_url=f"sqlite:///{database}",
-            log_level="warning",
-        )
         try:
-            with server.serving(settings) as url:
+            with server.serving(_settings(Path(folder), model)) as url:
                 run_train_demo(url, model, Console(), seed=seed, plot=plot)
         except ProxyError as error:
             fail(error.message)
+
+
+def _settings(folder: Path, model: Path) -> Settings:
+    """A server of `model` on the CPU even if there is a GPU, where a trainer computes the same logprobs."""
+    return Settings(
+        port=0,
+        model=str(model),
+        engine="transformers",
+        engine_arg=("device=cpu",),
+        database_url=f"sqlite:///{folder / 'demo.db'}",
+        log_level="warning",
+    )
+
+
+TEACHING = """\
+Importing torch and transformers, and teaching the built-in model (0.6 MB, random weights) a few answers,
+right and wrong ones alike. It is then served, and samples all that it says below.
+"""

@@ -502,7 +502,7 @@ PARTS: dict[str, set[str]] = {
     "tokengrove.testing": {"tokengrove.server_part"},
     "tokengrove.texts": set(),
     "tokengrove.tracing": {"tokengrove.spans"},
-    "tokengrove.tree_view": {"tokengrove.client", "tokengrove.texts"},
+    "tokengrove.tree_view": {"tokengrove.client", "tokengrove.reasons", "tokengrove.texts"},
     "tokengrove.trl": {
         "tokengrove.client",
         "tokengrove.client.adapters",

@@ -1,73 +1,96 @@
-"""Two short agents with the stock `openai` package, and the trees and samples that the server recorded.
+"""Short agents with the stock `openai` package, and the trees and samples that the server recorded of them.
 
-The agents have only an address and a key, and do not know this project. Everything shown is fetched over HTTP.
+Everything shown is fetched over HTTP, and every answer is sampled: nothing of what is printed was written beforehand.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from tokengrove.client import Client, Sample, Session
-from tokengrove.errors import ConfigurationError, how_to_get
+from tokengrove.client import Client, Sample, Session, SessionTree
+from tokengrove.demos.agents import Agent, chat_agent, tool_agent
 from tokengrove.texts import printable
 from tokengrove.tree_view import session_tree
 
-if TYPE_CHECKING:
-    from openai import OpenAI
-    from openai.types.chat import ChatCompletionMessageFunctionToolCall, ChatCompletionMessageParam
-
-QUESTIONS = ("Name a tree.", "And another one?", "Which of the two grows higher?")
 DISCOUNT = 0.9
-REPLY_TOKENS = 24
-"""About one second on one core."""
-CALL_TOKENS = 128
-"""Far above the longest call that the grammar allows, so calls are never cut off."""
+GROUP_SIZE = 4
+FIRST_SEED = 6
+"""With it, some calls of the group are right and some are wrong."""
 SHOWN_CHARACTERS = 72
 
 
-def run_demo(url: str, console: Console, admin_key: str | None = None) -> None:
-    """Run both agents against the server at `url` and print their trees and samples.
+@dataclass(frozen=True, slots=True)
+class Played:
+    """A session that has ended: its id, the address that its agent had, and who said what."""
 
-    Raises ConfigurationError if the `openai` package is missing, and the errors of `Client` and `openai`.
+    session_id: str
+    base_url: str
+    said: tuple[tuple[str, str], ...]
+
+
+def run_demo(url: str, console: Console, admin_key: str | None = None, *, stays: bool) -> None:
+    """Run the agents against the server at `url`, which serves a model with their lessons; print what it recorded.
+
+    `stays`: whether the server still runs when this returns, for the page. Raises the errors of `Client` and `openai`.
     """
-    if find_spec("openai") is None:
-        raise ConfigurationError(f"the demo's agents need the package openai: {how_to_get('openai')}")
-    console.print(
-        "The built-in model is tiny and has random weights: [bold]its words are noise[/]. Everything else is real.\n"
-    )
     with Client(url, admin_key) as client:
-        session_ids = [
-            _rollout(client, console, "chat", _chat_agent),
-            _rollout(client, console, "tools", _tool_agent),
-        ]
-        console.print(f"The recorded trees, with prompt+sampled tokens and returns at discount {DISCOUNT}:")
-        for session_id in session_ids:
-            console.print(session_tree(client.session_tree(session_id)))
-        console.print()
-        console.print(_table(client.export(session_ids=session_ids, layout="concat").samples))
-    console.print(NEXT_STEPS, markup=False, highlight=False, soft_wrap=True)
+        chat = _play(client, "chat", chat_agent, 0)
+        with ThreadPoolExecutor(GROUP_SIZE) as pool:
+            sums = list(pool.map(partial(_play, client, "sum", tool_agent), range(GROUP_SIZE)))
+        _tell(console, chat, sums)
+        trees = [client.session_tree(each.session_id) for each in (chat, *sums)]
+        _show(console, trees[:2])
+        samples = client.export(session_id=chat.session_id, layout="concat", reward_scope="path").samples
+        group = [each.session_id for each in sums]
+        samples += client.export(session_ids=group, layout="concat", advantages="grpo").samples
+    console.rule("What a trainer gets: samples", align="left")
+    console.print(_table(samples))
+    _explain(console, _count(samples, trees))
+    if stays:
+        _explain(console, _links(url, trees))
+    _explain(console, NEXT_STEPS)
 
 
-def _rollout(client: Client, console: Console, task_id: str, agent: Callable[[OpenAI, Console], float]) -> str:
-    """Run one session: the agent runs, then the environment sets the reward and ends it. Return the session id."""
+def _tell(console: Console, chat: Played, sums: Sequence[Played]) -> None:
+    console.rule("An agent with an address and a key", align="left")
+    _transcript(console, chat)
+    console.print()
+    console.rule(f"{len(sums)} agents with a tool and the same task: a group", align="left")
+    _transcript(console, sums[0])
+    for each in sums[1:]:
+        _line(console, each.session_id, " → ".join(text for who, text in each.said if who != "user"))
+    console.print()
+
+
+def _show(console: Console, trees: Sequence[SessionTree]) -> None:
+    console.rule("What the server recorded: trees of turns", align="left")
+    _explain(console, TREES)
+    for tree in trees:
+        console.print(session_tree(tree), soft_wrap=True)
+    console.print()
+
+
+def _play(client: Client, task_id: str, agent: Agent, place: int) -> Played:
+    """Run the session at `place` of its group: the agent runs, and its rewards are set."""
     from openai import OpenAI
 
-    with client.session(task_id, group_id="demo", discount=DISCOUNT) as session:
-        console.rule(f"agent {task_id}: base_url={_without_secret(session)}", align="left")
+    said: list[tuple[str, str]] = []
+    name = f"{task_id}-{place}"
+    with client.session(task_id, session_id=name, group_id=task_id, discount=DISCOUNT) as session:
         with OpenAI(base_url=session.base_url, api_key=session.api_key) as openai:
-            reward = agent(openai, console)
-        session.set_reward(reward)
+            rewards = agent(openai, FIRST_SEED + place, lambda who, text: said.append((who, text)))
+        for turn, reward in rewards.items():
+            session.set_reward(reward, interaction_id=turn)
         session.end(outcome="Finished")
-    console.print()
-    return session.session_id
+    return Played(session.session_id, _without_secret(session), tuple(said))
 
 
 def _without_secret(session: Session) -> str:
@@ -76,89 +99,23 @@ def _without_secret(session: Session) -> str:
     return f"{shown}~.../v1" if shown else secret
 
 
-def _chat_agent(openai: OpenAI, console: Console) -> float:
-    """Hold a streamed conversation. As an example, the reward is the share of letters in the last reply."""
-    messages: list[ChatCompletionMessageParam] = [{"role": "system", "content": "You are terse."}]
-    reply = ""
-    for question in QUESTIONS:
-        messages.append({"role": "user", "content": question})
-        _say(console, "user", question)
-        reply = _streamed_reply(openai, messages)
-        messages.append({"role": "assistant", "content": reply})
-        _say(console, "model", reply)
-    return round(sum(map(str.isalpha, reply)) / max(1, len(reply)), 3)
+def _transcript(console: Console, played: Played) -> None:
+    _line(console, played.session_id, f"base_url={played.base_url}")
+    for who, text in played.said:
+        _line(console, who, text)
 
 
-def _streamed_reply(openai: OpenAI, messages: list[ChatCompletionMessageParam]) -> str:
-    stream = openai.chat.completions.create(model="demo", messages=messages, max_tokens=REPLY_TOKENS, stream=True)
-    return "".join(choice.delta.content or "" for chunk in stream for choice in chunk.choices)
-
-
-def add(a: int, b: int) -> int:
-    """The tool: a real function that runs in the agent's process."""
-    return a + b
-
-
-_NUMBER = {"type": "integer", "minimum": 0, "maximum": 99}
-_ADD: Any = {
-    "type": "function",
-    "function": {
-        "name": "add",
-        "description": "Adds two numbers.",
-        "parameters": {
-            "type": "object",
-            "properties": {"a": _NUMBER, "b": _NUMBER},
-            "required": ["a", "b"],
-            "additionalProperties": False,
-        },
-    },
-}
-
-
-def _tool_agent(openai: OpenAI, console: Console) -> float:
-    """Make a tool call that the grammar enforces and answer with its result. The reward is 1 if there is a call."""
-    question = "What is 17 plus 25? Use the tool."
-    _say(console, "user", question)
-    messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": question}]
-    asked = openai.chat.completions.create(
-        model="demo",
-        messages=messages,
-        tools=[_ADD],
-        tool_choice="required",
-        parallel_tool_calls=False,
-        max_tokens=CALL_TOKENS,
-    )
-    calls = [call for call in asked.choices[0].message.tool_calls or () if call.type == "function"]
-    assistant: Any = asked.choices[0].message.model_dump(exclude_none=True)
-    messages.append(assistant)
-    for call in calls:
-        messages.append({"role": "tool", "tool_call_id": call.id, "content": _run_tool(call, console)})
-    if not calls:
-        return 0.0
-    answered = openai.chat.completions.create(model="demo", messages=messages, tools=[_ADD], max_tokens=REPLY_TOKENS)
-    _say(console, "model", answered.choices[0].message.content or "(no text)")
-    return 1.0
-
-
-def _run_tool(call: ChatCompletionMessageFunctionToolCall, console: Console) -> str:
-    arguments = json.loads(call.function.arguments)
-    result = str(add(**arguments))
-    _say(console, "call", f"{call.function.name}({call.function.arguments})")
-    _say(console, "tool", result)
-    return result
-
-
-def _say(console: Console, who: str, text: str) -> None:
-    """Print one line. Unprintable characters become dots, because random bytes can contain control characters."""
+def _line(console: Console, who: str, text: str) -> None:
+    """Print one line. Unprintable characters become dots, because sampled bytes can contain control characters."""
     shown = printable(text).replace("\n", "·")
     cut = shown[:SHOWN_CHARACTERS] + ("…" if len(shown) > SHOWN_CHARACTERS else "")
-    console.print(Text.assemble((f"{who:>6} ", "dim"), cut))
+    console.print(Text.assemble((f"{who:>7} ", "dim"), cut), soft_wrap=True)
 
 
-def _table(samples: list[Sample]) -> Table:
+def _table(samples: Sequence[Sample]) -> Table:
     """The exported samples, one row each."""
-    table = Table(title="Export, layout concat", title_justify="left")
-    for column in ("session", "turns", "tokens", "trained tokens", "reward", "mean logprob"):
+    table = Table()
+    for column in ("session", "turns", "tokens", "trained", "reward", "advantage", "mean logprob"):
         table.add_column(column, justify="left" if column == "session" else "right")
     for sample in samples:
         table.add_row(escape(sample.session_id), *_numbers(sample))
@@ -172,19 +129,52 @@ def _numbers(sample: Sample) -> tuple[str, ...]:
         str(len(sample.input_ids)),
         str(int(trained.sum())),
         f"{float(sample.rewards[0]):g}",
+        "-" if sample.advantage is None else f"{sample.advantage:.2f}",
         f"{float(sample.logprobs[trained].mean()):.3f}" if trained.any() else "-",
     )
 
 
-NEXT_STEPS = """
-To do the same by hand, start a server and point any agent at http://127.0.0.1:8080/<a name of your choice>/v1:
+def _count(samples: Sequence[Sample], trees: Sequence[SessionTree]) -> str:
+    trained = sum(int(sample.loss_mask.sum()) for sample in samples)
+    sampled = sum(node.output_tokens for tree in trees for node in tree.interactions)
+    share = f"All {sampled}" if trained == sampled else f"{trained} of the {sampled}"
+    return f"{share} tokens that the model sampled are trained, each once.\n{ADVANTAGES}\n"
 
-  tokengrove serve
-  curl -s http://127.0.0.1:8080/first/v1/chat/completions \\
-    -H 'content-type: application/json' \\
-    -d '{"model": "any", "max_tokens": 16, "messages": [{"role": "user", "content": "Hello"}]}'
-  curl -s http://127.0.0.1:8080/first/rl/set_reward -H 'content-type: application/json' -d '{"reward": 1.0}'
-  curl -s http://127.0.0.1:8080/rl/sessions/first
-  curl -s http://127.0.0.1:8080/trajectories/export -H 'content-type: application/json' \\
-    -d '{"session_id": "first", "layout": "concat"}'
+
+def _links(url: str, trees: Sequence[SessionTree]) -> str:
+    """Where to click in the page, and what is there."""
+    chat, called = trees[0], trees[1]
+    fork = next((node.id for node in chat.interactions if node.reason == "branched"), chat.interactions[-1].id)
+    at, last = f"{url}/ui#/session", called.interactions[-1].id
+    return f"""\
+The same in a browser:
+
+  the sessions with their rewards
+    {url}/ui#/sessions
+  the fork of {chat.session_id}: its two branches, and what differs between them
+    {at}/{chat.session_id}?turn={fork}
+  the tokens of {called.session_id}: sampled ones coloured by logprob, the others grey
+    {at}/{called.session_id}?turn={last}&show=tokens
+  the sample of {called.session_id}: a bar with the trained tokens in green
+    {at}/{called.session_id}?show=samples
+"""
+
+
+def _explain(console: Console, text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+TREES = f"""\
+A line for each turn: why it is there, its prompt+sampled tokens, its reward, and its return, in which
+later rewards count {DISCOUNT} for each turn between. An aligned prompt begins with the tokens of the turn
+before, exactly as they were sampled, so both turns are trained as one sample.
+"""
+ADVANTAGES = """\
+Advantages compare the rewards of a group, as GRPO does; chat-0 has no group to be compared with."""
+NEXT_STEPS = """\
+Next:
+
+  tokengrove demo --train   a trainer learns from samples like these; its curve rises in two to three minutes
+  tokengrove serve          a server for your agent: its base_url is http://127.0.0.1:8080/ANY-NAME/v1
+  docs/train.md             your agent and your GRPO loop in one file
 """
