@@ -12,7 +12,6 @@ from typing import Annotated
 
 import typer
 
-from proxy.progress import show_steps
 from proxy.settings import Settings
 from tokengrove.commands.failure import fail
 from tokengrove.errors import ConfigurationError, ProxyError
@@ -35,7 +34,6 @@ def demo(
     """Run two short agents against the built-in model, reward them, and show their trees and the exported samples."""
     _require_packages("tokengrove demo --train" if train else "tokengrove demo")
     if train:
-        show_steps()
         _train_demo(seed or 0, plot)
         return
     if seed is not None or plot is not None:
@@ -81,6 +79,7 @@ def _train_demo(seed: int, plot: Path | None) -> None:
     from tokengrove.demos.train_demo import check_plot, run_train_demo
 
     check_plot(plot)
+    print("Importing torch and transformers, and starting a server with the built-in model.\n", flush=True)
     with tempfile.TemporaryDirectory(prefix="tokengrove-demo-") as folder:
         model = Path(folder) / "tokengrove-tiny"
         write_tiny_model(model, seed)

@@ -26,7 +26,7 @@ from rich.text import Text
 
 from tokengrove.client import AsyncClient, Export
 from tokengrove.client.options import SampleOptions
-from tokengrove.demos.curve import html_page, svg_curve, text_curve
+from tokengrove.demos.curve import html_page, svg_curve, text_curve, text_figure
 from tokengrove.demos.trainer import Trainer, TrainingStep
 from tokengrove.demos.word_chain import OPENINGS, Chain, Game, play
 from tokengrove.errors import ConfigurationError, ProxyError, how_to_get
@@ -77,8 +77,8 @@ def run_train_demo(url: str, model: Path, console: Console, *, seed: int = 0, pl
     check_plot(plot)
     rounds: list[Round] = []
     started = time.monotonic()
-    with Live(console=console, auto_refresh=False) as live:
-        console.print(INTRODUCTION, markup=False, highlight=False, soft_wrap=True)
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        _explain(console, INTRODUCTION)
 
         def show(done: Round) -> None:
             rounds.append(done)
@@ -87,10 +87,11 @@ def run_train_demo(url: str, model: Path, console: Console, *, seed: int = 0, pl
             live.update(Group(Text(text_curve(_rewards(rounds)), "green"), _line(done)), refresh=True)
 
         asyncio.run(_train(url, model, seed, show))
-    _conclude(console, rounds, time.monotonic() - started)
+    took_s = time.monotonic() - started
     if plot is not None:
         plot.write_text(_picture(plot.suffix, _rewards(rounds), seed), encoding="utf-8")
-        console.print(f"The plot is in {plot}.", markup=False, highlight=False, soft_wrap=True)
+        _explain(console, f"\nThe plot is in {plot}.")
+    _conclude(console, rounds, took_s)
 
 
 async def _train(url: str, model: Path, seed: int, show: Callable[[Round], None]) -> None:
@@ -197,24 +198,29 @@ def _shown(chain: Chain) -> str:
     """A game as one line, with unprintable characters, which random bytes can contain, as dots."""
     words = [f"{word} {'✓' if reward else '✗'}" for word, reward in zip(chain.words, chain.rewards, strict=True)]
     text = " → ".join([f"{chain.opening}:", *words]).replace(": →", ":")
-    return "".join(character if character.isprintable() else "·" for character in text)
+    return "".join(character if character.isprintable() and character != "\ufffd" else "·" for character in text)
 
 
 def _conclude(console: Console, rounds: Sequence[Round], took_s: float) -> None:
     rewards, last = _rewards(rounds), rounds[-1]
     farthest = max(done.update.ratio_error for done in rounds)
-    console.print(
-        f"\nMean reward {rewards[0]:.2f} with random weights, {rewards[-1]:.2f} after {last.version} updates of "
-        f"{len(last.chains)} games, in {took_s:.0f} s.",
-        f"The first ratio of every batch was 1 within {farthest:.0e}: the exported tokens and logprobs are exact.",
-        "The mask of every sample had as many tokens as the agent was told were sampled.\n",
-        sep="\n",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
-    )
+    _explain(console, "\nWhat the last weights play, one game for each letter:\n")
     for chain in last.chains[::GROUP_SIZE]:
-        console.print(Text(f"  {_shown(chain)}", "cyan"))
+        console.print(Text(f"  {_shown(chain)}", "cyan"), soft_wrap=True)
+    _explain(
+        console,
+        f"\nThe first ratio of every batch was 1 within {farthest:.0e}: the exported tokens and logprobs are exact.\n"
+        "The mask of every sample had as many tokens as the agent was told were sampled.\n",
+    )
+    title = (
+        f"Mean reward: {rewards[0]:.2f} with random weights, {rewards[-1]:.2f} after {last.version} updates of "
+        f"{len(last.chains)} games, in {took_s:.0f} s"
+    )
+    _explain(console, text_figure(rewards, title, "weight version"))
+
+
+def _explain(console: Console, text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _picture(suffix: str, rewards: Sequence[float], seed: int) -> str:
@@ -222,9 +228,12 @@ def _picture(suffix: str, rewards: Sequence[float], seed: int) -> str:
     return svg if suffix == ".svg" else html_page(svg, TITLE)
 
 
-INTRODUCTION = """
-The word chain: the agent says a letter, the model answers with a word of up to two tokens
-that begins with it; then the same with the last letter of that word. The model is tiny and its
-first weights are random, so it is right by chance. A trainer claims what was played, learns
-from it and pushes new weights to the server.
+INTRODUCTION = f"""\
+The word chain: the agent says a letter, the model answers with a word of up to two tokens that begins with
+it, then the same with the last letter of that word. Its weights are random at first, so it is right by
+chance. A trainer claims what was played, learns from it and pushes new weights, until {_BATCHES_ABOVE} batches in a row
+have a mean reward above {TARGET}: two to three minutes on two cores.
+
+A line for each fifth batch: its first ratio is the trainer's probability of a token before the update, divided
+by the recorded one (the farthest from 1), and its game is one of {len(OPENINGS) * GROUP_SIZE}.
 """

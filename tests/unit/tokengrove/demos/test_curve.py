@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tokengrove.demos.curve import html_page, svg_curve, text_curve
+from tokengrove.demos.curve import html_page, svg_curve, text_curve, text_figure
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -37,6 +37,15 @@ def test_many_values_are_averaged_and_none_is_lost() -> None:
 
 def test_nothing_yet_is_an_empty_plane() -> None:
     assert [line.rstrip()[-1] for line in text_curve([]).splitlines()] == ["┤"] * 10
+
+
+def test_the_axis_of_a_figure_names_its_first_and_last_value() -> None:
+    for count in (1, 5, 40, 500):
+        title, *rows, line, axis = text_figure([0.5] * count, "Reward", "step").splitlines()
+        assert title == "Reward" and rows == text_curve([0.5] * count).splitlines()
+        assert line.count("─") == min(count, 72)
+        assert axis.split() == ["0", "step", str(count - 1)]
+    assert len(axis) == len(line)
 
 
 def test_the_picture_has_a_point_a_value_at_its_height() -> None:
