@@ -33,17 +33,19 @@ def per_token(export: Export, shape: torch.Size) -> tuple[torch.Tensor, torch.Te
     return gain, heat, train
 
 
-def grpo_loss(model: torch.nn.Module, export: Export) -> tuple[torch.Tensor, float]:
+def grpo_loss(model: torch.nn.Module, export: Export, entropy: float = 0.0) -> tuple[torch.Tensor, float]:
     """The clipped objective (Schulman et al. 2017, equation 7) with group-relative advantages (Shao et al. 2024), and
-    how far the farthest importance ratio is from 1."""
+    how far the farthest importance ratio is from 1. `entropy`: the weight of a bonus for it."""
     batch = export.to_torch()
     gain, heat, train = (values[:, 1:] for values in per_token(export, batch["input_ids"].shape))
     ids = batch["input_ids"].long()
     logits = model(input_ids=ids, attention_mask=batch["attention_mask"]).logits[:, :-1]
-    logprobs = (logits / heat.unsqueeze(-1)).log_softmax(-1).gather(-1, ids[:, 1:].unsqueeze(-1)).squeeze(-1)
-    ratio = (logprobs - batch["logprobs"][:, 1:])[train].exp()
+    logprobs = (logits[train] / heat[train].unsqueeze(-1)).log_softmax(-1)
+    sampled = logprobs.gather(-1, ids[:, 1:][train].unsqueeze(-1)).squeeze(-1)
+    ratio = (sampled - batch["logprobs"][:, 1:][train]).exp()
     surrogate = torch.minimum(ratio * gain[train], ratio.clamp(1 - CLIP, 1 + CLIP) * gain[train])
-    return -surrogate.mean(), float((ratio.detach() - 1).abs().max())
+    bonus = -(logprobs.exp() * logprobs).sum(-1).mean() if entropy else 0.0
+    return -surrogate.mean() - entropy * bonus, float((ratio.detach() - 1).abs().max())
 
 
 def main() -> None:

@@ -64,7 +64,7 @@ async def user(client: AsyncClient, url: str, number: int) -> None:
 
 
 def loss_of(model: torch.nn.Module, samples: list[Sample]) -> torch.Tensor:
-    """The clipped objective of train_torch.py; an answer is compared with the others to the same question."""
+    """The objective of grpo_step.py with an entropy bonus; an answer is compared with those to the same question."""
     losses = []
     by_question: dict[bytes, list[float]] = {}
     for sample in samples:

@@ -18,9 +18,10 @@ from tests.docs.pages import ROOT
 from tokengrove import Client
 
 
-def run(example: str, *arguments: str, timeout: float = 240) -> str:
+def run(example: str, *arguments: str, timeout: float = 240, path: Path = ROOT) -> str:
+    """What the example prints. `path`: a folder of further modules that it may import."""
     command = [sys.executable, str(ROOT / "examples" / example), *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{path}"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -53,11 +54,33 @@ def test_a_grpo_step_on_the_calculator_starts_at_ratio_one_and_changes_the_weigh
     assert before.read_bytes() != after.read_bytes()
 
 
+MINE = """
+import itertools
+from my_agents import plain
+calls = itertools.count(1)
+async def agent(base_url, api_key, question):
+    answer = await plain(base_url, api_key, question)
+    if next(calls) % 100 == 0:
+        raise ValueError("no tool")
+    return answer
+def init(project):
+    print("tracks", project)
+def log(values):
+    print("tracked", values["reward"])
+"""
+
+
 @pytest.mark.engines
-def test_the_torch_loop_learns_the_letters_from_an_agent_that_knows_nothing_of_it() -> None:
-    rewards = [float(line.split("mean reward ")[1].split()[0]) for line in run("train_torch.py").splitlines()]
-    assert len(rewards) == 24
-    assert sum(rewards[:3]) / 3 < 0.5 and sum(rewards[-3:]) / 3 > 0.7  # by chance, as it samples: 0.8 was seen
+def test_the_loop_of_one_screen_learns_with_an_agent_of_ones_own_that_sometimes_fails_and_is_tracked(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "mine.py").write_text(MINE)
+    printed = run("my_loop.py", "mine:agent", "mine", path=tmp_path)
+    rewards = [float(reward) for reward in re.findall(r"^tracked (\S+)$", printed, re.M)]
+    assert [f"{reward:.2f}" for reward in rewards] == re.findall(r"mean reward (\S+)", printed)
+    assert len(rewards) == 20 and printed.count("1 rollouts failed, the first with ValueError('no tool')") == 6
+    assert sum(rewards[:3]) / 3 < 0.5 and sum(rewards[-3:]) / 3 > 0.7
+    assert "tracks my-loop" in printed
 
 
 @pytest.mark.engines
