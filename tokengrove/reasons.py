@@ -31,12 +31,9 @@ class LogprobsOf(Explained):
     """The distribution that the logprobs of an answer are of, in order of their distance from the rule of
     `proxy.engine.chunks`."""
 
-    RULE = "rule", "after penalties, bias, temperature and grammar, and before top-k, top-p and min-p"
-    SAMPLED = "sampled", "after top-k, top-p and min-p as well, renormalised: the one that was sampled from"
-    MODEL = (
-        "model",
-        "the model's own at temperature 1, before penalties, bias, top-k, top-p and min-p; a grammar's mask is applied",
-    )
+    RULE = "rule", "after penalties, bias, temperature and grammar, before top-k, top-p and min-p"
+    SAMPLED = "sampled", "after top-k, top-p and min-p as well, renormalised"
+    MODEL = "model", "the model's own at temperature 1, before all but a grammar's mask"
 
     @classmethod
     def _missing_(cls, value: object) -> Self:
@@ -55,10 +52,7 @@ class Status(Explained):
     BEGUN = "begun", "the server stopped in the middle; only the start is known"
     COMPLETE = "complete", "the engine ended the output, and it is on the disk"
     FAILED = "failed", "the engine or the server failed; what was sampled is kept"
-    ABORTED = (
-        "aborted",
-        "the client left before the end and did not come back within a grace period, or the server stopped",
-    )
+    ABORTED = "aborted", "the client left for longer than a grace period, or the server stopped"
     SUPERSEDED = "superseded", "a failed or aborted attempt that a retry replaced"
 
 
@@ -68,19 +62,19 @@ class FinishReason(Explained):
     STOP = "stop", "the model ended its turn"
     LENGTH = "length", "`max_tokens`, a limit of the session or the context was reached"
     TOOL_CALLS = "tool_calls", "the model ended its turn with tool calls"
-    STOP_STRING = "stop_string", "one of the request's stop strings came; the interaction's `stop_string` names it"
+    STOP_STRING = "stop_string", "a stop string of the request came: the interaction's `stop_string`"
     CONTENT_FILTER = "content_filter", "the engine, or whoever delivered the answer, filtered it"
-    ABORT = "abort", "the engine ended the request; such a turn is stored as failed"
+    ABORT = "abort", "the engine ended the request; the turn is stored as failed"
 
 
 class Reason(Explained):
     """Why an interaction has its place in the tree: its relation to its parent and siblings."""
 
     FIRST = "first", "The first turn of the session."
-    CONTINUED = "continued", "The request repeats a conversation and adds messages, as every agent loop does."
+    CONTINUED = "continued", "The request repeats a conversation and adds messages."
     RESAMPLED = (
         "resampled",
-        "Exactly the same conversation was asked before, and this is not a retry: best of n, another temperature.",
+        "The same conversation was asked before, and this is not a retry: best of n, another temperature.",
     )
     BRANCHED = (
         "branched",
@@ -108,13 +102,13 @@ class Reason(Explained):
     )
     TEMPLATE = (
         "template",
-        "There is a parent, but the chat template rewrites earlier turns (drops reasoning, for example), so the prompt "
-        "was rendered anew and does not begin with the parent's tokens.",
+        "The chat template rewrites earlier turns (drops reasoning, for example), so the prompt does not begin with "
+        "the parent's tokens.",
     )
     DRIFT = (
         "drift",
-        "There is a parent and its prompt was extended, but the result does not begin with the parent's tokens. This "
-        "is a bug; please report it.",
+        "The parent's prompt was extended, but the result does not begin with its tokens. This is a bug; please "
+        "report it.",
     )
 
     @classmethod
@@ -125,24 +119,18 @@ class Reason(Explained):
 class Echo(Explained):
     """How a client changed the server's answers when it sent them back. The turn still continues the sampled tokens."""
 
-    TEXT_DROPPED = "text_dropped", "Calls came back without the text beside them: it is empty, null or missing."
+    TEXT_DROPPED = "text_dropped", "Calls came back without the text beside them."
     REASONING_AS_TEXT = (
         "reasoning_as_text",
-        "The reasoning came back as text, alone or beside our text, with or without tags such as `<thinking>`.",
+        "The reasoning came back as text, with or without tags such as `<thinking>`.",
     )
     SPLIT = (
         "split",
-        "One answer came back as several assistant messages: text and calls, or call by call, also with the results "
-        "in between or with the same text in each; or its reasoning in tags, then its text.",
+        "One answer came back as several assistant messages: text and calls, call by call, or its reasoning in tags, "
+        "then its text.",
     )
-    JOINED = (
-        "joined",
-        "Answers that followed each other came back without results in between: all of these stand after them.",
-    )
-    NULLS_ADDED = (
-        "nulls_added",
-        "Arguments came back with nulls for keys that the tool's schema makes optional, at any depth.",
-    )
+    JOINED = "joined", "Answers that followed each other came back without results in between."
+    NULLS_ADDED = "nulls_added", "Arguments came back with nulls for keys that the tool's schema makes optional."
 
     @classmethod
     def _missing_(cls, value: object) -> Self:
@@ -238,7 +226,7 @@ class TokenState(Explained):
 class RunKind(Explained):
     """The kind of the tokens in a run."""
 
-    PADDING = "padding", "fills the row up to its length (layout `padded`)"
+    PADDING = "padding", "fills the row (layout `padded`)"
     PROMPT = "prompt", "the prompt, before anything was sampled"
     CONTEXT = "context", "what came between answers: tool results, messages of users, marks of the template"
     SAMPLED = "sampled", "was sampled by the turn, and this sample does not train it"
@@ -252,28 +240,28 @@ class Untrained(Explained):
     for every sample; of these, it is the first in this order.
     """
 
-    DRIFT = "drift", "stands in no sample as sampled (`drift: mask`)"
-    UNREWARDED = "unrewarded", "is in a session or path that is left out (`unrewarded: skip`)"
-    TOO_LONG = "too_long", "is in samples that do not fit and were dropped (`on_too_long: drop`)"
+    DRIFT = "drift", "is in no sample as sampled (`drift: mask`)"
+    UNREWARDED = "unrewarded", "is in a session or path that `unrewarded: skip` leaves out"
+    TOO_LONG = "too_long", "is in dropped samples (`on_too_long: drop`)"
     CUT = "cut", "was cut off by layout `padded` (`on_too_long: truncate`)"
     STALE = "stale", "is outside `min_version` or `max_version_span`"
     FROZEN = "frozen", "was sampled by a route that is never trained (`route_kind`)"
-    ROUTE = "route", "belongs to a turn of another route than those that `route` names"
+    ROUTE = "route", "belongs to a turn of another `route`"
     FILTER = "filter", "belongs to a turn that `filter` (`purpose`, `agent`) leaves out"
     NO_LOGPROBS = "no_logprobs", "came from the engine without a logprob"
     UNFINISHED = "unfinished", "belongs to a session that ended with `finished: false` (`mask_unfinished`)"
     TRAIN = "train", "belongs to a turn that `train` leaves out"
     MARK = "mark", "was marked with `trainable: false`, or is outside the marked `spans`"
-    LOGPROBS = "logprobs", "has a logprob that is not by the rule (`logprobs_of`), and `train.logprobs` is `rule`"
+    LOGPROBS = "logprobs", "has a logprob that is not by the rule, and `train.logprobs` is `rule`"
     GRAMMAR = "grammar", "was sampled under a grammar, and `train.constrained` is false"
-    PLACEHOLDER = "placeholder", "stands for an image, and no image is there: an engine must not sample it"
+    PLACEHOLDER = "placeholder", "stands for an image that is not there"
 
 
 class LeftOut(Explained):
     """Why a session is left out of an export: the first three by `unrewarded: skip`, the others by the filter."""
 
-    ACTIVE = "active", "still runs, so its score is not final"
-    FAILED = "failed", "ended with the outcome `Failed`, so its score is not final"
+    ACTIVE = "active", "still runs"
+    FAILED = "failed", "ended with the outcome `Failed`"
     UNREWARDED = "unrewarded", "has no reward of the kind that counts"
     VALIDATION = "validation", "has `validate: true` in its metadata, and was neither named nor asked for"
     WITHDRAWN = "withdrawn", "was withdrawn, and is not named"
@@ -295,29 +283,16 @@ class Unrecomputable(Explained):
         "were sampled after other tokens than those before it in this sample, or it is not in it as sampled "
         "(`drift: mask`)",
     )
-    CUT = "cut", "were sampled after tokens that layout `padded` cut off, or the answer itself is cut off"
+    CUT = "cut", "were sampled after tokens that layout `padded` cut off, or the answer is cut off"
     GRAMMAR = (
         "grammar",
-        "are of the distribution that the grammar left (forced tool calls, JSON answers), and the kept sets are not "
-        "there",
+        "are of the distribution that the grammar left (forced tool calls, JSON answers), without kept sets",
     )
-    SAMPLED = (
-        "sampled",
-        "are of the distribution that top-p, top-k or min-p left, renormalised (`logprobs_of`), and the kept sets are "
-        "not there",
-    )
+    SAMPLED = "sampled", "are of the distribution that top-p, top-k or min-p left, renormalised, without kept sets"
     BIAS = "bias", "are of the distribution with `logit_bias`, or without end tokens before `min_tokens`"
-    PENALTIES = "penalties", "are of the distribution with presence, frequency or repetition penalties"
-    MODEL = (
-        "model",
-        "are the model's at temperature 1, but temperature, penalties, bias, top-p, top-k or min-p changed the "
-        "distribution that was sampled from (`logprobs_of`)",
-    )
-    TRUNCATED = (
-        "truncated",
-        "are the model's, but top-p, top-k or min-p cut the distribution that was sampled from, and the kept sets are "
-        "not there",
-    )
+    PENALTIES = "penalties", "are of the distribution with penalties"
+    MODEL = "model", "are the model's at temperature 1, and the sampling parameters changed the distribution"
+    TRUNCATED = "truncated", "are the model's, and top-p, top-k or min-p cut the distribution, without kept sets"
 
 
 class Question(NamedTuple):
