@@ -64,6 +64,8 @@ from proxy.store.archive.served import ServedArchive
 from proxy.store.database import label, parse_url
 from proxy.store.retained import Retained
 from proxy.store.store import Store
+from proxy.store.text_indexer import TextIndexer
+from proxy.store.text_search import TextSearch
 from proxy.telemetry.metrics import Metrics
 from proxy.telemetry.process_metrics import ProcessMetrics
 from proxy.turns.turns import Turns
@@ -190,6 +192,7 @@ def build_app(
     bodies = Bodies(settings, freed, intake, addresses, senders)
     _watch_room(metrics.process, bodies, pool, images)
     metrics.turns.queued.watch(lambda: dict(senders.queued.largest(_SHOWN)))
+    search = TextSearch(store.database, on=settings.search)
     forwarding = None if place is None else Forwarding(place.peers, bodies)
     tracing = start_tracing(tell=place is None or place.leads)
     parts = Parts(
@@ -201,6 +204,8 @@ def build_app(
         retention=None
         if place is not None and not place.leads
         else _retention(settings, store, archive, sessions, served.forget_session),
+        search=search,
+        indexer=TextIndexer(store.database, search, lambda: turns.running.busy) if settings.search else None,
         deliverer=Deliverer(store.outbox, settings) if settings.webhook and (place is None or place.leads) else None,
         engine=engine,
         gate=gate,
@@ -231,6 +236,7 @@ def build_app(
     app.state.memory, app.state.senders = sessions.memory, senders
     app.state.engine, app.state.renderer, app.state.store = engine, renderer, store
     app.state.retention, app.state.episodes = parts.retention, sessions.episodes
+    app.state.indexer = parts.indexer
     app.state.adapters = served.main.route.adapters
     app.state.model, app.state.revision = model_name(settings), revision_of(settings)
     app.state.agents = (
@@ -403,6 +409,9 @@ async def _lifespan(parts: Parts, app: Starlette) -> AsyncIterator[None]:
         stack.push_async_callback(parts.archive.close)
         if await parts.archive.needs_recovery():
             stack.push_async_callback(_cancel, asyncio.create_task(parts.archive.recover()))
+        if parts.indexer is not None:
+            stack.push_async_callback(parts.indexer.close)
+            stack.push_async_callback(_cancel, asyncio.create_task(parts.indexer.run()))
         if parts.deliverer is not None:
             stack.push_async_callback(_cancel, asyncio.create_task(parts.deliverer.run()))
         if parts.retention is not None:

@@ -75,6 +75,8 @@ from proxy.sessions.retention import Retention
 from proxy.settings import Settings
 from proxy.store.archive.served import ServedArchive
 from proxy.store.store import Store
+from proxy.store.text_indexer import TextIndexer
+from proxy.store.text_search import TextSearch
 from proxy.telemetry.metrics import Metrics
 from proxy.trajectory.mismatch import Mismatch
 from proxy.turns.turns import Turns
@@ -103,6 +105,8 @@ class Parts:
     store: Store
     archive: ServedArchive
     retention: Retention | None
+    search: TextSearch
+    indexer: TextIndexer | None
     deliverer: Deliverer | None
     engine: Engine
     gate: Gate
@@ -195,8 +199,8 @@ def _listing_endpoints(parts: Parts) -> ListingEndpoints:
     turns, recordings = parts.turns, parts.store.recordings
     summaries = Summaries(recordings, Pace(lambda: turns.running.busy))
     listing = Listing(recordings, summaries)
-    lists = Lists(recordings, listing, SortedListing(recordings, summaries))
-    return ListingEndpoints(parts.sessions.access, lists, Runs(recordings, listing))
+    lists = Lists(recordings, listing, SortedListing(recordings, summaries), parts.search)
+    return ListingEndpoints(parts.sessions.access, lists, Runs(recordings, listing, parts.search))
 
 
 def _statistics_endpoints(parts: Parts) -> StatisticsEndpoints:

@@ -10,7 +10,7 @@ from starlette.requests import Request
 
 from proxy.api.http import JsonResponse, key_of
 from proxy.api.listing import Listing
-from proxy.api.listing_json import by_status_json, group_json, listed_json
+from proxy.api.listing_json import by_status_json, group_json, listed_json, match_json
 from proxy.api.listing_request import SUMMARIES, ParsedListing, Part, parse_groups, parse_listing
 from proxy.api.runs import Runs
 from proxy.api.session_json import record_json
@@ -19,17 +19,28 @@ from proxy.api.sorted_listing import SortedListing
 from proxy.api.summaries import Summed
 from proxy.sessions.access import Access
 from proxy.store.recordings import SessionReads
+from proxy.store.session_query import SessionQuery
+from proxy.store.text_search import TextSearch
 
 
 class Lists:
     """The answers of both endpoints, for any reader of the database."""
 
-    def __init__(self, recordings: SessionReads, listing: Listing, ordered: SortedListing) -> None:
-        self._recordings, self._listing, self._ordered = recordings, listing, ordered
+    def __init__(self, recordings: SessionReads, listing: Listing, ordered: SortedListing, search: TextSearch) -> None:
+        self._recordings, self._listing, self._ordered, self._search = recordings, listing, ordered, search
 
     async def sessions(self, query: Mapping[str, str]) -> dict[str, Any]:
         """The answer to a query of `/rl/sessions`. Raises InvalidRequest."""
         wanted = parse_listing(query)
+        self._search.check(wanted.query)
+        answer = await self._page(wanted)
+        if Part.MATCHES in wanted.include:
+            await self._add_matches(answer["sessions"], wanted.query)
+        if self._search.on and (wanted.query.text is not None or Part.COUNTS in wanted.include):
+            answer["unindexed"] = await self._search.count_unindexed()
+        return answer
+
+    async def _page(self, wanted: ParsedListing) -> dict[str, Any]:
         counts = {"counts": await self._counts(wanted)} if Part.COUNTS in wanted.include else {}
         if wanted.sort is not None:
             return {**await self._in_order(wanted, wanted.sort), **counts}
@@ -42,7 +53,9 @@ class Lists:
 
     async def groups(self, query: Mapping[str, str]) -> dict[str, Any]:
         """The answer to a query of `/rl/groups`. Raises InvalidRequest."""
-        page = await self._listing.groups(parse_groups(query))
+        wanted = parse_groups(query)
+        self._search.check(wanted.query)
+        page = await self._listing.groups(wanted)
         groups = [
             group_json(group, [(each.session.record, each.summary) for each in sessions])
             for group, sessions in page.groups
@@ -68,6 +81,13 @@ class Lists:
             for session, summary in page
         ]
 
+    async def _add_matches(self, entries: list[dict[str, Any]], query: SessionQuery) -> None:
+        """Add to each entry the turns that have the wanted text."""
+        assert query.text is not None
+        matches = await self._search.matches([each["session_id"] for each in entries], query.text)
+        for entry in entries:
+            entry["matches"] = list(map(match_json, matches.get(entry["session_id"], ())))
+
     async def _counts(self, wanted: ParsedListing) -> dict[str, int] | None:
         """The number of sessions on all pages for each status, whatever the filter; None if they must be read."""
         if wanted.summed.asks or wanted.query.reads_values:
@@ -84,7 +104,7 @@ class ListingEndpoints:
     async def index(self, request: Request) -> JsonResponse:
         """A page of at most `limit` sessions that `filter` selects, in `order`, from the `cursor` of the page before.
 
-        `include` adds summaries, returns and counts.
+        `include` adds summaries, returns, counts and matches of a text.
         """
         self._access.check_reader(key_of(request))
         return JsonResponse(await self._lists.sessions(request.query_params))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from proxy.api.session_json import record_json
+from proxy.store.sql.texts import Match
 from proxy.trajectory.summary import Spread, Summary, spread, version_range
 from proxy.types import GroupSummary, SessionRecord
 from tokengrove.options.session import SessionStatus
@@ -68,6 +70,11 @@ def group_json(group: GroupSummary, sessions: Sequence[tuple[SessionRecord, Summ
         "created_at": group.created_at,
         "last_at": group.last_at,
     }
+
+
+def match_json(match: Match) -> dict[str, Any]:
+    """A turn that has the text of a search."""
+    return {"interaction_id": match.interaction_id, "seq": match.seq, "snippet": asdict(match.snippet)}
 
 
 def by_status_json(counts: dict[SessionStatus, int]) -> dict[str, int]:

@@ -15,6 +15,7 @@ from proxy.api.option_body import read_group
 from proxy.api.session_values import DURATION, KEYED, OF_TURNS, SortOrder
 from proxy.protocols.fields import expect_object, optional_int, optional_text
 from proxy.store.session_query import SessionQuery, Wanted
+from proxy.text_query import TextQuery, parse_text
 from proxy.trajectory.summary import Summary
 from tokengrove.errors import InvalidRequest, brief
 from tokengrove.options.option import options_of
@@ -43,11 +44,14 @@ class Order(StrEnum):
 
 
 class Part(StrEnum):
-    """Values of `include`: summaries of each session's turns, the returns of its turns, and counts of all sessions."""
+    """Values of `include`: summaries of each session's turns, the returns of its turns, counts of all sessions, and the
+    turns that have the text of the filter.
+    """
 
     SUMMARY = "summary"
     RETURNS = "returns"
     COUNTS = "counts"
+    MATCHES = "matches"
 
 
 SUMMARIES = frozenset((Part.SUMMARY, Part.RETURNS))
@@ -118,9 +122,10 @@ def parse_listing(query: Mapping[str, str]) -> ParsedListing:
     sort = None if isinstance(order, Order) else order
     fields, summed = parse_listing_filters(_filter(given.get("filter")))
     wanted = SessionQuery(after=optional_text(given, "cursor"), newest=order is Order.NEWEST, **fields)
-    return ParsedListing(
-        wanted, summed, limit, _include(given.get("include")), sort, _partial(given.get("partial"), sort)
-    )
+    include = _include(given.get("include"))
+    if Part.MATCHES in include and wanted.text is None:
+        raise InvalidRequest("'include' has matches, which are those of 'filter.text': give it", param="include")
+    return ParsedListing(wanted, summed, limit, include, sort, _partial(given.get("partial"), sort))
 
 
 def parse_groups(query: Mapping[str, str]) -> ParsedGroups:
@@ -154,11 +159,13 @@ def parse_listing_filters(filters: Mapping[str, Any]) -> tuple[dict[str, Any], S
         raise InvalidRequest(message, param="filter.search")
     if len(chosen.session_ids or ()) > _MAX_PAGE:
         raise InvalidRequest(f"'filter.session_ids' has more than {_MAX_PAGE} ids", param="filter.session_ids")
+    text = None if chosen.text is None else _text(chosen.text)
     own = {name: value for name in STORED if (value := getattr(chosen, name)) is not None}
     if chosen.trained_in is not None:
         own["trained_in"] = _trainer_step(chosen.trained_in)
     values = {name: value for name in OF_TURNS if (value := getattr(chosen, name)) is not None}
-    return {**query_fields(chosen, named=True), **own}, SummaryFilter(values, chosen.purpose, chosen.forked)
+    summed = SummaryFilter(values, chosen.purpose, chosen.forked)
+    return {**query_fields(chosen, named=True), **own, "text": text}, summed
 
 
 def _order(text: str) -> Order | SortOrder:
@@ -190,6 +197,14 @@ def _trainer_step(text: str) -> tuple[str, int]:
     if not trainer or not _is_number(step):
         raise InvalidRequest(f"'filter.trained_in' must be TRAINER/STEP, not {brief(text)}", param="filter.trained_in")
     return trainer, int(step)
+
+
+def _text(text: str) -> TextQuery:
+    wanted = parse_text(text) if len(text) <= _LONGEST_SEARCH else None
+    if wanted is None:
+        message = f"'filter.text' must have a word, and at most {_LONGEST_SEARCH} characters"
+        raise InvalidRequest(message, param="filter.text")
+    return wanted
 
 
 def _filter(text: str | None) -> Mapping[str, Any]:

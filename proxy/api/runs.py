@@ -16,6 +16,7 @@ from proxy.api.listing_request import parse_listing
 from proxy.api.summaries import Summed
 from proxy.protocols.fields import check_text
 from proxy.store.recordings import SessionReads
+from proxy.store.text_search import TextSearch
 from proxy.trajectory.mismatch import ratio_of
 from tokengrove.errors import InvalidRequest
 
@@ -75,14 +76,15 @@ class _Sums:
 class Runs:
     """Reads the figures."""
 
-    def __init__(self, recordings: SessionReads, listing: Listing) -> None:
-        self._recordings, self._listing = recordings, listing
+    def __init__(self, recordings: SessionReads, listing: Listing, search: TextSearch) -> None:
+        self._recordings, self._listing, self._search = recordings, listing, search
 
     async def page(self, query: Mapping[str, str]) -> dict[str, Any]:
         """The answer to a query of `/rl/runs`. Raises InvalidRequest."""
         check_known(query, _FIELDS)
         run_key, step_key = (_key(query, name, default) for name, default in (("run", _RUN), ("step", _STEP)))
         wanted = parse_listing({name: query[name] for name in ("filter", "cursor", "limit") if name in query})
+        self._search.check(wanted.query)
         page = await self._listing.page(wanted)
         names = [each.session.record.session_id for each in page.sessions]
         told = await self._recordings.sum_annotations(names)

@@ -27,7 +27,7 @@ _GROUPS = {
     ),
     "Sessions": (
         "capacity_control max_live_sessions session_idle_s episode_idle_s episode_turns episode_lineage "
-        "keep_days keep archive_to max_staleness batch_size webhook webhook_secret webhook_timeout_s "
+        "keep_days keep archive_to search max_staleness batch_size webhook webhook_secret webhook_timeout_s "
         "webhook_attempts discount credit"
     ),
     "Limits": (

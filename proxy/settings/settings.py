@@ -245,6 +245,9 @@ class Settings:
         "Folder or URL of an archive, to which --keep-days and --keep move sessions instead of deleting them.",
         note="[Archive](deployment.md#archive).",
     )
+    search: bool = option(
+        False, "Index the texts of turns in the background, so that listings find sessions by them (filter.text)."
+    )
     webhook: tuple[str, ...] = option(
         (),
         "URL that is told of events by signed requests, repeatable (variable: separated by ;).",

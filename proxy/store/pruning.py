@@ -24,6 +24,7 @@ from proxy.store.sql.locks import is_deadlock
 from proxy.store.sql.session_routes import drop_stray_routes
 from proxy.store.sql.side_columns import count_strays, drop_columns, drop_stray_columns
 from proxy.store.sql.tables import QUEUED_ROUTES, interactions, session_routes, sessions, side_columns
+from proxy.store.sql.texts import purge
 from tokengrove.errors import ConfigurationError
 from tokengrove.options.model import RouteKind
 from tokengrove.options.session import SessionStatus
@@ -141,6 +142,8 @@ def _prune(engine: Engine, chosen: Chosen, dry_run: bool, progress: Callable[[in
     while not dry_run and (some := repeated(engine, lambda connection: _delete_some(connection, chosen))):
         deleted += some
         progress(deleted)
+    if deleted:
+        repeated(engine, purge)
     for drop in (drop_strays, drop_stray_columns, drop_stray_routes, drop_stray_annotations):
         while not dry_run and repeated(engine, partial(drop, most=_BATCH)):
             pass

@@ -14,7 +14,7 @@ from proxy.side_columns.rows import SideColumn
 from proxy.store.ended import Ended
 from proxy.store.open_database import OpenDatabase
 from proxy.store.session_query import SessionQuery
-from proxy.store.sql import annotated, archived, outlines, reads, recent, session_routes, side_columns, writes
+from proxy.store.sql import annotated, archived, outlines, reads, recent, session_routes, side_columns, texts, writes
 from proxy.store.sql.archived import Archived
 from proxy.store.writer import Phase
 from proxy.types import GroupSummary, Interaction, ListedSession, Outline, SessionRecord
@@ -39,16 +39,28 @@ class SessionReads:
     def __init__(self, database: Readable) -> None:
         self._database = database
 
+    async def _find(
+        self,
+        wanted: SessionQuery,
+        read: Callable[Concatenate[Connection, P], T],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        if wanted.text is None:
+            return await self._database.read(read, *args, **kwargs)
+        return await self._database.read(texts.bounded, read, *args, **kwargs)
+
     async def find_sessions(self, wanted: SessionQuery) -> list[SessionRecord]:
         """Records in order of creation.
 
-        Raises InvalidRequest for an unknown `after` (param cursor) and for too many `session_ids`.
+        Raises InvalidRequest for an unknown `after` (param cursor), for too many `session_ids`, and for a search for a
+        text that takes longer than five seconds.
         """
-        return await self._database.read(reads.find_sessions, wanted)
+        return await self._find(wanted, reads.find_sessions, wanted)
 
     async def find_listed(self, wanted: SessionQuery) -> list[ListedSession]:
         """Like `find_sessions`, with the values that determine the states of a session."""
-        return await self._database.read(reads.find_listed, wanted)
+        return await self._find(wanted, reads.find_listed, wanted)
 
     async def load_outlines(self, session_ids: Collection[str]) -> dict[str, Outline]:
         """The requests and answers of each of at most 10,000 sessions, without tokens."""
@@ -60,14 +72,14 @@ class SessionReads:
 
     async def count_by_status(self, wanted: SessionQuery) -> dict[SessionStatus, int]:
         """The number of wanted sessions of each status. `metadata` and `metrics` are ignored."""
-        return await self._database.read(outlines.count_by_status, wanted)
+        return await self._find(wanted, outlines.count_by_status, wanted)
 
     async def find_groups(self, wanted: SessionQuery, before: int | None, limit: int) -> list[GroupSummary]:
         """At most `limit` groups of wanted sessions, newest first, starting after the group with number `before`.
 
         `metadata` and `metrics` are ignored.
         """
-        return await self._database.read(outlines.find_groups, wanted, before, limit)
+        return await self._find(wanted, outlines.find_groups, wanted, before, limit)
 
     async def last_ended(self, most: int) -> list[Ended]:
         """The sessions that ended last, newest first."""
@@ -75,7 +87,7 @@ class SessionReads:
 
     async def count_sessions(self, wanted: SessionQuery) -> int:
         """The number of sessions that match, on all pages. Raises InvalidRequest for too many `session_ids`."""
-        return await self._database.read(reads.count_matching, wanted)
+        return await self._find(wanted, reads.count_matching, wanted)
 
     async def find_archived(self, session_ids: Collection[str]) -> dict[str, Archived]:
         """Where the sessions among these, of at most 10,000, are that were moved to an archive."""

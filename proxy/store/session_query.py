@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from proxy.text_query import TextQuery
 from proxy.types import Json
 from tokengrove.options.session import Outcome, SessionStatus
 
@@ -42,8 +43,9 @@ class SessionQuery:
     `rewarded`: with or without a reward on a complete turn. `metadata` and `metrics`: the wanted values of top-level
     keys. `version`: the weight version at its start. `duration`: seconds to its end, or to its last change.
     `trained_in`: a trainer and the step in which it trained one of its turns. `withdrawn`: only withdrawn sessions, or
-    none of them. `search`: a part of its id, its task's or its group's, case-insensitive. Paging: `after` is the last
-    session id of the previous page, `limit` the size of this page; `newest`: in reverse order of creation.
+    none of them. `search`: a part of its id, its task's or its group's, case-insensitive. `text`: what one of its turns
+    has. Paging: `after` is the last session id of the previous page, `limit` the size of this page; `newest`: in
+    reverse order of creation.
     """
 
     session_ids: Collection[str] | None = None
@@ -63,6 +65,7 @@ class SessionQuery:
     trained_in: tuple[str, int] | None = None
     withdrawn: bool | None = None
     search: str | None = None
+    text: TextQuery | None = None
     newest: bool = False
     after: str | None = None
     limit: int | None = None

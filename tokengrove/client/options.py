@@ -78,7 +78,7 @@ TransferStep = Literal[
 ]
 """A step of SGLang's weight transfers, and then of vLLM's."""
 Align = Literal["strict", "first", "last"]
-ListingPart = Literal["summary", "returns", "counts"]
+ListingPart = Literal["summary", "returns", "counts", "matches"]
 """Optional parts of a listing: a summary per session, the returns of its turns, counts of all sessions by status."""
 
 
@@ -344,6 +344,7 @@ class ListingFilter(TypedDict, total=False):
     `trained_in`: Only sessions with a turn in this step of a trainer: `TRAINER/STEP`.
     `forked`: Only sessions with, or without, a turn that went back.
     `search`: Only sessions whose id, task or group contains this text, in any case of ASCII letters.
+    `text`: Only sessions with a turn that has all these words and "phrases", in any case of letters. Needs `--search`.
     `purpose`: Only sessions with a turn of this purpose.
     `withdrawn`: Only withdrawn sessions, or none of them. Default: both; in counts of groups none.
     """
@@ -370,6 +371,7 @@ class ListingFilter(TypedDict, total=False):
     trained_in: str
     forked: bool
     search: str
+    text: str
     purpose: Literal["main", "title", "summary", "subagent", "aux"]
     withdrawn: bool
 

@@ -139,6 +139,10 @@ class ListingFilter(StoredFilter):
     search: str | None = option(
         None, "Only sessions whose id, task or group contains this text, in any case of ASCII letters."
     )
+    text: str | None = option(
+        None,
+        'Only sessions with a turn that has all these words and "phrases", in any case of letters. Needs `--search`.',
+    )
     purpose: Purpose | None = option(None, "Only sessions with a turn of this purpose.")
     withdrawn: bool | None = option(
         None,

@@ -25,6 +25,7 @@ from proxy.store.sql.tables import (
     unreplied,
     withdrawn_keys,
 )
+from proxy.store.sql.texts import drop_texts
 from proxy.store.sql.webhooks import tell_of_group
 from tokengrove.errors import SessionNotFound, brief
 
@@ -42,6 +43,7 @@ class Deletion:
 def delete_rows(connection: Connection, names: Collection[str]) -> None:
     """Delete the rows of sessions, which have ended or are locked."""
     note_pruned(connection, names)
+    drop_texts(connection, names)
     ids = select(interactions.c.id).where(interactions.c.session_id.in_(names))
     connection.execute(delete(returns).where(returns.c.interaction_id.in_(ids)))
     for table in (

@@ -40,6 +40,7 @@ from proxy.store.sql.tables import (
     unreplied,
     withdrawn_keys,
 )
+from proxy.store.sql.texts import HasText
 from proxy.store.sql.value_hints import may_fit
 from proxy.types import Interaction, ListedSession, SessionRecord
 from tokengrove.errors import InvalidRequest
@@ -377,6 +378,8 @@ def filtered(query: Select[Any], wanted: SessionQuery, table: FromClause = sessi
     if wanted.search is not None:
         named = (columns.session_id, columns.task_id, columns.group_id)
         conditions.append(or_(*(column.icontains(wanted.search, autoescape=True) for column in named)))
+    if wanted.text is not None:
+        conditions.append(HasText(columns.session_id, wanted.text))
     if wanted.group_ids is not None:
         conditions.append(columns.group_id.in_(wanted.group_ids))
     if wanted.withdrawn is not None:

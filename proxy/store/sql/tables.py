@@ -323,6 +323,16 @@ archived_sessions = Table(
     Column("archived_at", Double, nullable=False, comment="Unix seconds"),
 )
 
+# How much of each session the full-text index has. The index itself, `turn_words`, is of another kind on each database
+# (`sql.texts`), so it is not here. No foreign key, as for images.
+indexed_sessions = Table(
+    "indexed_sessions",
+    metadata,
+    Column("session_id", Text, primary_key=True),
+    Column("number", Integer, nullable=False, index=True, comment="as in sessions, when it was indexed"),
+    Column("turns", Integer, nullable=False, comment="interactions below this seq are in the index"),
+)
+
 # One row for each process that writes to a PostgreSQL: a commit whose answer was lost is looked up there.
 commit_marks = Table(
     "commit_marks",

@@ -53,11 +53,17 @@ def test_a_check_passes_what_can_be_served_and_changes_nothing(database_url: str
     schema.check(database_url, migrate=False)
 
 
+def is_table_of_both(name: str | None, kind: str, _parents: object) -> bool:
+    """Whether a table is of one kind on both databases: not the text index, with the tables that SQLite keeps it in."""
+    return kind != "table" or not (name or "").startswith("turn_words")
+
+
 def test_the_migrations_make_exactly_the_tables(database_url: str) -> None:
     schema.upgrade(database_url)
     engine = database.writer_engine(database.parse_url(database_url))
     with engine.connect() as connection:
-        context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True})
+        opts = {"compare_type": True, "compare_server_default": True, "include_name": is_table_of_both}
+        context = MigrationContext.configure(connection, opts=opts)
         assert compare_metadata(context, metadata) == []
     engine.dispose()
 

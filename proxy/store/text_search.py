@@ -1,0 +1,42 @@
+"""Searches for text in the turns of sessions, and how complete the index is that they read."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from proxy.store.recordings import Readable
+from proxy.store.session_query import SessionQuery
+from proxy.store.sql import texts
+from proxy.store.sql.texts import Match
+from proxy.text_query import TextQuery
+from tokengrove.errors import InvalidRequest
+
+_MATCHES = 3
+
+
+class TextSearch:
+    """Reads the index. `on`: it is kept up to date, or was once.
+
+    `scanned`: `TextIndexer` found every session up to this number indexed, apart from those in use.
+    """
+
+    def __init__(self, database: Readable, *, on: bool) -> None:
+        self._database, self.on = database, on
+        self.scanned = -1
+
+    def check(self, wanted: SessionQuery) -> None:
+        """Raise InvalidRequest if a query wants a text, but no texts are indexed."""
+        if wanted.text is not None and not self.on:
+            raise InvalidRequest(
+                "'filter.text' needs a server with --search (TOKENGROVE_SEARCH=1), which indexes the texts of turns; "
+                "'filter.search' finds ids",
+                param="filter.text",
+            )
+
+    async def count_unindexed(self) -> int:
+        """The number of sessions with turns that a search does not find yet."""
+        return await self._database.read(texts.count_unindexed, self.scanned)
+
+    async def matches(self, session_ids: Collection[str], wanted: TextQuery) -> dict[str, list[Match]]:
+        """The first three turns that have the text, of each of these sessions. Raises InvalidRequest after 5 s."""
+        return await self._database.read(texts.bounded, texts.find_matches, session_ids, wanted, _MATCHES)
