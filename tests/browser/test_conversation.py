@@ -219,7 +219,9 @@ def test_two_sessions_are_below_each_other_on_a_telephone(url: str, opened: Open
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-@pytest.mark.parametrize("address", ["/#/session/chain/plain", "/#/compare?a=sum-1-0&b=sum-1-2", "/#/compare?a=sum-1-0"])
+@pytest.mark.parametrize(
+    "address", ["/#/session/chain/plain", "/#/compare?a=sum-1-0&b=sum-1-2", "/#/compare?a=sum-1-0"]
+)
 def test_nothing_overflows_on_a_telephone_while_a_slow_server_is_asked(url: str, opened: Opened, address: str) -> None:
     page = opened(url, viewport=NARROW)
     waiting: list[Route] = []
@@ -238,7 +240,8 @@ def test_nothing_overflows_on_a_telephone_while_a_slow_server_is_asked(url: str,
 _BEYOND = """
 () => [...document.querySelectorAll("main, main *")].filter((each) => {
   const { right, width } = each.getBoundingClientRect();
-  return width > 1 && (right > innerWidth + 1 || each.scrollWidth > each.clientWidth + 1) && !each.closest(".visually-hidden, svg");
+  const beyond = right > innerWidth + 1 || each.scrollWidth > each.clientWidth + 1;
+  return width > 1 && beyond && !each.closest(".visually-hidden, svg");
 }).map((each) => `${each.tagName}.${each.className} ${each.scrollWidth} of ${each.clientWidth}`)
 """
 
@@ -315,7 +318,7 @@ def test_a_reward_that_another_person_set_meanwhile_is_not_replaced_unseen(url: 
     page.get_by_label("Name (optional)").fill("")
     httpx.post(f"{url}/{name}/rl/set_reward", json={"reward": -1}).raise_for_status()
     page.keyboard.press("Enter")
-    expect(page.get_by_role("alert")).to_contain_text("Meanwhile it was set to −1.")
+    expect(page.get_by_role("alert")).to_contain_text("Meanwhile it was set to \N{MINUS SIGN}1.")
     assert httpx.get(f"{url}/rl/sessions/{name}").json()["interactions"][0]["reward"] == -1
     page.get_by_role("button", name="Replace").click()
     expect(page.get_by_text("Reward 1 set.")).to_be_visible()

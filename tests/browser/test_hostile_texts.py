@@ -33,6 +33,15 @@ VIEWS = {
     "no session": View(session("javascript:alert(1)")),
     **{f"turn {turn}": View(session(episodes.HOSTILE, f"?turn={turn}"), "main .turn h2") for turn in range(4)},
     **{f"tokens {turn}": View(session(episodes.HOSTILE, f"?turn={turn}&show=tokens"), TOKENS) for turn in (0, 3)},
+    "conversation": View(session(episodes.HOSTILE, "?show=conversation&turn=1"), "main .episode .turn-message"),
+    "long conversation": View(session(episodes.LONG_LINES, "?show=conversation"), "main .episode .turn-message"),
+    "to compare": View(f"/#/compare?a={quote(hostile.SESSION_IDS[0], safe='')}", "main .compare-choice"),
+    **{
+        f"compared {name[:20]}": View(
+            f"/#/compare?a={quote(episodes.HOSTILE)}&b={quote(name, safe='')}", "main .compare-row"
+        )
+        for name in hostile.SESSION_IDS
+    },
     "images": View(session(HOSTILE_IMAGES, "?turn=0"), "main img.picture"),
     "image tokens": View(session(HOSTILE_IMAGES, "?turn=1&show=tokens&at=0"), "main .token-image img"),
     "samples": View(session(episodes.HOSTILE, "?show=samples"), "main .samples-sum"),

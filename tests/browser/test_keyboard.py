@@ -88,7 +88,9 @@ _COVERED = """
 
 
 @pytest.mark.parametrize("screen", [SMALL, NARROW], ids=["zoomed", "narrow"])
-@pytest.mark.parametrize("name", ["sessions", "group", "overview", "fork", "tokens", "samples"])
+@pytest.mark.parametrize(
+    "name", ["sessions", "group", "overview", "fork", "conversation", "compared", "tokens", "samples"]
+)
 def test_a_small_screen_has_everything_without_scrolling_sideways(
     url: str, opened: Opened, name: str, screen: dict[str, int]
 ) -> None:

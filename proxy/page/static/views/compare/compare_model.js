@@ -20,7 +20,7 @@ function figuresOf({ tree, nodes }) {
   return new Map([
     ["score", tree.score], ["status", tree.status], ["outcome", tree.outcome], ["exit reason", tree.exit_reason],
     ["turns", facts.turns], ["forks", facts.forks], ["failed calls", tree.failed], ["sampled tokens", facts.sampled],
-    ["longest context", facts.longest], ["seconds", tree.ended_at === null ? null : tree.ended_at - tree.created_at],
+    ["longest context", facts.longest], ["duration", tree.ended_at === null ? null : tree.ended_at - tree.created_at],
     ["weight versions", facts.versions === null ? null : [...new Set(facts.versions)].join("–")],
     ["task", tree.task_id], ["group", tree.group_id], ["discount", tree.discount],
     ...named("metric", tree.metrics), ...named("metadata", tree.metadata),

@@ -113,7 +113,7 @@ const FigureTable = ({ label, names, rows }) => html`<table class="card compare-
 function shown(name, value) {
   if (value === null || value === undefined) return "–";
   if (name === "score") return reward(value);
-  if (name === "seconds") return duration(value);
+  if (name === "duration") return duration(value);
   if (typeof value === "number") return number(value);
   return typeof value === "string" ? value : JSON.stringify(value);
 }
