@@ -10,6 +10,8 @@ const DRAWN = {
   cross: stroke("M4 4l8 8M12 4l-8 8"),
   stop: html`<rect x="4" y="4" width="8" height="8" rx="1" fill="currentColor" />`,
   clock: html`<circle cx="8" cy="8" r="6" fill="none" stroke="currentColor" stroke-width="1.6" />${stroke("M8 4.8V8l2.2 1.6")}`,
+  up: stroke("M3.5 10.5 8 5.5l4.5 5"),
+  down: stroke("M3.5 5.5 8 10.5l4.5-5"),
   redo: stroke("M13 8a5 5 0 1 1-1.6-3.7M13 2v3h-3"),
   fork: html`${stroke("M4.5 5.5v5M4.5 8.5c4 0 6.5-.8 6.8-3")}<g fill="currentColor">
     <circle cx="4.5" cy="3.8" r="1.9" /><circle cx="4.5" cy="12.2" r="1.9" /><circle cx="11.4" cy="3.8" r="1.9" /></g>`,
@@ -20,5 +22,5 @@ const DRAWN = {
 /** Whether there is a drawing of this name. */
 export const hasIcon = (name) => Object.hasOwn(DRAWN, name);
 
-/** A drawing as large as the text around it: dot, ring, half, check, cross, stop, clock, redo, fork or copy. */
+/** A drawing as large as the text around it: dot, ring, half, check, cross, stop, clock, up, down, redo, fork or copy. */
 export const Icon = ({ name }) => html`<svg class="icon" viewBox="0 0 16 16" aria-hidden="true">${DRAWN[name]}</svg>`;

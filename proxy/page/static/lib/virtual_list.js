@@ -2,8 +2,8 @@
 import { html } from "./html.js";
 import { useVirtual } from "./virtual.js";
 
-/** `count` rows of `row` pixels; `draw(index)` returns the inside of one; `label`: the name of the list. */
-export function VirtualList({ count, row = 28, draw, label, onEnd, class: name = "" }) {
+/** `count` rows of `row` pixels; `draw(index)` returns the inside of one; `label`: the name of the list; `children` are below them. */
+export function VirtualList({ count, row = 28, draw, label, onEnd, children, class: name = "" }) {
   const { ref, from, to, onKeyDown } = useVirtual({ count, row, onEnd });
   const shown = Array.from({ length: to - from }, (_, offset) => from + offset);
   return html`<div class=${`virtual ${name}`} ref=${ref} onKeyDown=${onKeyDown} tabindex="0" role="region" aria-label=${label}>
@@ -11,5 +11,6 @@ export function VirtualList({ count, row = 28, draw, label, onEnd, class: name =
       ${shown.map((index) => html`<div key=${index} class="virtual-row" role="listitem" data-row=${index}
         aria-posinset=${index + 1} aria-setsize=${count} style=${{ top: `${index * row}px`, height: `${row}px` }}>${draw(index)}</div>`)}
     </div>
+    ${children}
   </div>`;
 }

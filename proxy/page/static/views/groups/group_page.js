@@ -5,11 +5,13 @@ import { Age } from "../../lib/clock.js";
 import { compact, duration, number, plural } from "../../lib/format.js";
 import { html, useMemo, useState } from "../../lib/html.js";
 import { Empty, Failure, Waiting } from "../../lib/notice.js";
+import { whyReturnsDiffer } from "../../lib/returns_why.js";
 import { link, replace } from "../../lib/route.js";
 import { Short } from "../../lib/text.js";
 import { useTitle } from "../../lib/title.js";
 import { VirtualTable } from "../../lib/virtual_table.js";
 import { Reward, SessionLink, SessionStatus } from "../sessions/columns.js";
+import { lastedS } from "../sessions/order.js";
 import { aligned, counted, versionsText } from "../sessions/words.js";
 import { CompareSessions } from "./compare_sessions.js";
 import { Histogram, Sparkline } from "./charts.js";
@@ -40,6 +42,7 @@ export function GroupPage({ name, query }) {
             <${Histogram} title="Rewards" hint="the score of each session" unit="session" values=${facts.scores} found=${facts.score} />
             <${Histogram} title="Returns" hint="of each turn of rewarded sessions" unit="turn" values=${facts.returns} found=${facts.return} />
           </div>
+          <${Differences} rows=${rows} />
           <div class="bar">
             <h2>Sessions side by side</h2>
             <label class="sessions-field">Order
@@ -96,9 +99,17 @@ function Facts({ rows, entry }) {
     <span class="push quiet small">started <${Age} at=${entry.created_at} /> ago</span>`;
 }
 
-/** What the rows are compared by. */
+/** Why figures on this page differ: returns from rewards, and sessions that no figure counts. */
+function Differences({ rows }) {
+  const reasons = rows.filter(({ withdrawn }) => !withdrawn).map((row) => whyReturnsDiffer({ ...row, ...row.summary })).filter(Boolean);
+  const withdrawn = rows.filter((row) => row.withdrawn).length;
+  return html`${reasons.length > 0 && html`<p class="small quiet">Rewards and returns differ in ${plural(reasons.length, "session")}. ${reasons[0]}</p>`}
+    ${withdrawn > 0 && html`<p class="small quiet">${plural(withdrawn, "withdrawn session is", "withdrawn sessions are")} in the list, and in no other figure.</p>`}`;
+}
+
+/** What the rows are compared by. Withdrawn sessions do not count, as in the server's figures of the group. */
 function factsOf(rows) {
-  const rewarded = rows.filter(({ summary }) => summary.score !== null);
+  const rewarded = rows.filter(({ withdrawn, summary }) => !withdrawn && summary.score !== null);
   const scores = rewarded.map(({ summary }) => summary.score);
   const returns = rewarded.flatMap(({ summary }) => summary.returns.values);
   const [score, found] = [spread(scores), spread(returns)];
@@ -109,18 +120,18 @@ function factsOf(rows) {
 const withZero = (range) => (range === null ? [0, 1] : [Math.min(0, range[0]), Math.max(0, range[1])]);
 
 const columnsFor = (facts) => [
-  { name: "session", title: "Session", width: "20%", cell: (row) => html`<${SessionLink} row=${row} length=${30} />` },
-  { name: "status", title: "Status", width: "13%", cell: (row) => html`<${SessionStatus} row=${row} />` },
-  { name: "reward", title: "Reward", number: true, width: "6%", cell: ({ summary }) => html`<${Reward} summary=${summary} />` },
-  { name: "bar", title: html`<span class="visually-hidden">Reward as a bar</span>`, width: "10%", cell: ({ summary: { score } }) => score !== null && html`<${Bar} value=${score} range=${facts.scoreRange} />` },
-  { name: "difference", title: "To mean", hint: "Its reward less the mean of the group", number: true, width: "7%", cell: ({ summary: { score } }) => difference(score, facts.score) },
-  { name: "advantage", title: "In std", hint: "The same in standard deviations of the group: its advantage under GRPO", number: true, width: "6%", cell: ({ summary: { score } }) => advantage(score, facts.score) },
-  { name: "returns", title: "Returns", hint: "The returns of its turns, in their order", width: "11%", cell: ({ summary }) => html`<${Sparkline} label="Returns" values=${summary.score === null ? [] : summary.returns.values} range=${facts.returnRange} />` },
+  { name: "session", title: "Session", width: "20%", card: "title", cell: (row) => html`<${SessionLink} row=${row} length=${30} />` },
+  { name: "status", title: "Status", width: "13%", card: "lead", cell: (row) => html`<${SessionStatus} row=${row} />` },
+  { name: "reward", title: "Reward", number: true, width: "6%", card: "lead", cell: (row) => html`<${Reward} row=${row} />` },
+  { name: "bar", title: html`<span class="visually-hidden">Reward as a bar</span>`, width: "10%", card: "none", cell: ({ summary: { score } }) => score !== null && html`<${Bar} value=${score} range=${facts.scoreRange} />` },
+  { name: "difference", title: "To mean", hint: "Its reward less the mean of the group", number: true, width: "7%", cell: (row) => difference(countedScore(row), facts.score) },
+  { name: "advantage", title: "In std", hint: "The same in standard deviations of the group: its advantage under GRPO", number: true, width: "6%", cell: (row) => advantage(countedScore(row), facts.score) },
+  { name: "returns", title: "Returns", hint: "The returns of its turns, in their order", width: "11%", card: "note", cell: ({ summary }) => html`<${Sparkline} label="Returns" values=${summary.score === null ? [] : summary.returns.values} range=${facts.returnRange} />` },
   { name: "turns", title: "Turns", number: true, width: "5%", cell: ({ summary }) => number(summary.turns) },
   { name: "forks", title: "Forks", number: true, width: "5%", cell: ({ summary }) => html`<span class=${summary.forks ? "" : "quiet"} title=${summary.forks ? counted(summary.reasons) : undefined}>${summary.forks ? number(summary.forks) : "–"}</span>` },
   { name: "output", title: "Output", hint: "Sampled tokens", number: true, width: "6%", cell: ({ summary }) => html`<span title=${plural(summary.output_tokens, "token")}>${compact(summary.output_tokens)}</span>` },
   { name: "version", title: "Version", number: true, width: "5%", cell: versionsText },
-  { name: "lasted", title: "Lasted", hint: "From its start to its end, or to the last change", number: true, width: "7%", cell: (row) => duration((row.ended_at ?? row.summary.last_at) - row.created_at) },
+  { name: "lasted", title: "Lasted", hint: "From its start to its end, or to the last change", number: true, width: "7%", cell: (row) => duration(lastedS(row)) },
 ];
 
 function Bar({ value, range }) {
@@ -129,6 +140,7 @@ function Bar({ value, range }) {
   return html`<span class="group-bar" aria-hidden="true"><span class=${value < 0 ? "group-below" : ""} style=${style}></span></span>`;
 }
 
+const countedScore = ({ withdrawn, summary: { score } }) => (withdrawn ? null : score);
 const signed = (value) => `${value > 0 ? "+" : ""}${aligned(value)}`;
 const difference = (score, found) => (score === null || found.count < 2 ? html`<span class="quiet">–</span>` : signed(score - found.mean));
 const advantage = (score, found) =>

@@ -53,14 +53,14 @@ function Rows({ list, searched }) {
 
 /** `range`: of all scores that are shown; the small histograms share it. */
 const columnsFor = (range) => [
-  { name: "group", title: "Group", width: "18%", cell: (group) => html`<a href=${link("groups", group.group_id)} data-focus><${Short} text=${group.group_id} length=${28} /></a>` },
-  { name: "task", title: "Task", width: "13%", cell: (group) => html`<${Tasks} names=${group.task_ids} />` },
+  { name: "group", title: "Group", width: "18%", card: "title", cell: (group) => html`<a href=${link("groups", group.group_id)} data-focus><${Short} text=${group.group_id} length=${28} /></a>` },
+  { name: "task", title: "Task", width: "13%", card: "note", cell: (group) => html`<${Tasks} names=${group.task_ids} />` },
   { name: "sessions", title: "Sessions", hint: "Sessions, and how many its claim needs", number: true, width: "8%", cell: sizeText },
-  { name: "open", title: "Open", hint: "Sessions that have not ended", width: "7%", cell: ({ by_status: { active } }) => (active ? html`<${Status} status="active" text=${number(active)} title=${`${number(active)} open`} />` : "") },
+  { name: "open", title: "Open", hint: "Sessions that have not ended", width: "7%", card: "lead", cell: ({ by_status: { active } }) => (active ? html`<${Status} status="active" text=${number(active)} title=${`${number(active)} open`} />` : "") },
   { name: "rewarded", title: "Rewarded", hint: "Sessions with a score", number: true, width: "7%", cell: ({ rewarded }) => number(rewarded) },
-  { name: "scores", title: range ? html`Scores <span class="quiet">${reward(range[0])} … ${reward(range[1])}</span>` : "Scores", hint: "The scores of its sessions; the line is their mean", width: "13%",
+  { name: "scores", title: range ? html`Scores <span class="quiet">${reward(range[0])} … ${reward(range[1])}</span>` : "Scores", hint: "The scores of its sessions; the line is their mean", width: "13%", card: "none",
     cell: ({ scores, mean }) => html`<${SmallHistogram} label="Scores" values=${scores} mean=${mean} range=${range} />` },
-  { name: "mean", title: "Mean", number: true, width: "6%", cell: ({ mean }) => html`<span class="sessions-score" title=${reward(mean)}>${aligned(mean)}</span>` },
+  { name: "mean", title: "Mean", hint: "Mean reward", number: true, width: "6%", card: "lead", cell: ({ mean }) => html`<span class="sessions-score" title=${reward(mean)}>${aligned(mean)}</span>` },
   { name: "std", title: "Std", hint: "Standard deviation, as advantages divide by it. 0: no advantage differs", number: true, width: "6%", cell: (group) => html`<${Std} group=${group} />` },
   { name: "return", title: "Return", hint: "Mean of the returns of all turns", number: true, width: "6%", cell: ({ returns }) => aligned(returns.mean) },
   { name: "turns", title: "Turns", number: true, width: "5%", cell: ({ turns }) => compact(turns) },

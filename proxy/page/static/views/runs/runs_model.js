@@ -1,4 +1,5 @@
 // Figures of training runs by step: pages of sums added up, and laid beside each other for charts. Pure: no DOM.
+import { conditionText } from "../sessions/conditions.js";
 
 const ADDED = [
   "sessions", "ended", "turns", "forks", "failed", "output_tokens", "rewarded", "score_sum", "score_squares", "compared", "kl_sum",
@@ -45,6 +46,17 @@ export function chosenRuns(runs, named) {
   const known = new Set(runs.map(({ run }) => run));
   const wanted = (named ?? "").split(",").map(decodeURIComponent).filter((run) => known.has(run));
   return (wanted.length ? wanted : runs.slice(0, 2).map(({ run }) => run)).slice(0, MOST_RUNS);
+}
+
+/** The sums of a run by step, the newest step first, of steps with rewards. */
+export const stepsOf = (sums, run) => [...sums.values()]
+  .filter((entry) => nameOf(entry.run) === run && typeof entry.step === "number" && entry.worst.length)
+  .sort((one, other) => other.step - one.step);
+
+/** The query of the list that selects the sessions of sums; `run` and `step`: the keys of metadata, as the address has them. */
+export function sessionsOf(entry, { run, step }) {
+  const conditions = [[run || "experiment", entry.run], [step || "step", entry.step]].map(([key, value]) => conditionText(key, value));
+  return { metadata: conditions.join(", "), validation: "skip", withdrawn: "no" };
 }
 
 const FIGURES = {

@@ -4,14 +4,16 @@ import { compact, number, plural, reward } from "../../lib/format.js";
 import { html, useEffect, useMemo, useState } from "../../lib/html.js";
 import { Empty, Failure, Waiting } from "../../lib/notice.js";
 import { link, replace } from "../../lib/route.js";
+import { Short } from "../../lib/text.js";
 import { useTitle } from "../../lib/title.js";
 import { Chart } from "../overview/chart.js";
+import { Extremes } from "../sessions/extremes.js";
 import { kl, ratio } from "../training/training_words.js";
-import { MOST_RUNS, added, besideEachOther, chosenRuns, nameOf, runsOf } from "./runs_model.js";
+import { MOST_RUNS, added, besideEachOther, chosenRuns, runsOf, sessionsOf, stepsOf } from "./runs_model.js";
 
 const COLOURS = ["--c1", "--c3", "--c2"];
 
-/** `query.runs`: the runs that are shown; `query.run`, `query.step`: keys of metadata; `query.as`: "tables". */
+/** `query.runs`: the runs that are shown; `query.run`, `query.step`: keys of metadata; `query.as`: "tables"; `query.at`: a step. */
 export function RunsView({ query }) {
   useTitle("Runs");
   const keys = { run: query.run || undefined, step: query.step || undefined };
@@ -90,18 +92,24 @@ function Beside({ sums, runs, query }) {
       ${chart("KL of trainer and sampler", "kl", kl, { least: 1e-4, empty: "The trainer told no logprobs." })}
       ${chart("Largest ratio", "largest_ratio", ratio, { empty: "The trainer told no logprobs." })}
     </div>
-    <${Worst} sums=${sums} chosen=${chosen} />`;
+    <${Worst} sums=${sums} chosen=${chosen} query=${query} />`;
 }
 
-/** The sessions with the lowest scores of the newest step of each run. */
-function Worst({ sums, chosen }) {
-  const newest = chosen.map((run) => [...sums.values()]
-    .filter((entry) => nameOf(entry.run) === run && typeof entry.step === "number" && entry.worst.length)
-    .sort((one, other) => other.step - one.step)[0]).filter(Boolean);
-  return newest.map((entry) => html`<section key=${nameOf(entry.run)} class="card training-table" aria-label=${`Lowest rewards of ${nameOf(entry.run)}`}>
-    <h2>${nameOf(entry.run)}, step ${entry.step}: lowest rewards</h2>
+/** The sessions with the lowest scores of a step of each run: the newest, or the one that the address names as `at`. */
+function Worst({ sums, chosen, query }) {
+  return chosen.map((run) => html`<${WorstOf} key=${run} run=${run} steps=${stepsOf(sums, run)} query=${query} />`);
+}
+
+function WorstOf({ run, steps, query }) {
+  if (!steps.length) return null;
+  const entry = steps.find(({ step }) => String(step) === query.at) ?? steps[0];
+  return html`<section class="card training-table" aria-label=${`Lowest rewards of ${run}`}>
+    <div class="bar"><h2>${run}, step ${entry.step}: lowest rewards</h2>
+      <label class="small">Step <select aria-label=${`Step of ${run}`} onChange=${({ target: { value } }) => change(query, { at: value })}>
+        ${steps.map(({ step }) => html`<option key=${step} value=${step} selected=${step === entry.step}>${step}</option>`)}</select></label>
+      <span class="small">all of the step: <${Extremes} query=${sessionsOf(entry, query)} /></span></div>
     <table><thead><tr><th scope="col">session</th><th scope="col" class="number">reward</th></tr></thead>
     <tbody>${entry.worst.map(({ session_id, score }) => html`<tr key=${session_id}>
-      <th scope="row"><a href=${link("session", session_id)}>${session_id}</a></th><td class="number">${reward(score)}</td></tr>`)}</tbody></table>
-    <p class="quiet small">${number(entry.rewarded)} of ${plural(entry.sessions, "session")} have a reward.</p></section>`);
+      <th scope="row"><a href=${link("session", session_id)}><${Short} text=${session_id} length=${40} /></a></th><td class="number">${reward(score)}</td></tr>`)}</tbody></table>
+    <p class="quiet small">${number(entry.rewarded)} of ${plural(entry.sessions, "session")} have a reward.</p></section>`;
 }

@@ -4,7 +4,7 @@ import { isFork, isLost } from "./tree/tree_words.js";
 /**
  * Counts over the nodes of `nodesOf`: {turns, running, lost: {failed: 1}, forks, unaligned, sampled, longest, versions,
  * models}. `sampled`: output tokens of complete turns; `longest`: the most tokens of a prompt and its output;
- * `versions`: [least, most] of sampled tokens, null without any.
+ * `versions`: [least, most] of sampled tokens, null without any. `returns`: {first, min, max} of complete turns, null without.
  */
 export function factsOf(nodes) {
   const complete = nodes.filter((node) => node.status === "complete");
@@ -17,6 +17,7 @@ export function factsOf(nodes) {
     sampled: complete.reduce((sum, node) => sum + node.output_tokens, 0),
     longest: complete.reduce((most, node) => Math.max(most, node.prompt_tokens + node.output_tokens), 0),
     versions: versions.length ? [least(versions), most(versions)] : null,
+    returns: returnsOf(complete),
     models: [...new Set(complete.map((node) => node.model))],
   };
 }
@@ -25,6 +26,11 @@ export function factsOf(nodes) {
 export function nodeNamed(nodes, name) {
   if (!name) return undefined;
   return nodes.find((node) => node.interaction_id === name) ?? nodes.find((node) => String(node.turn) === name && node.turn !== null);
+}
+
+function returnsOf(complete) {
+  const values = complete.map((node) => node.return).filter((value) => typeof value === "number");
+  return values.length ? { first: values[0], min: least(values), max: most(values) } : { first: null, min: null, max: null };
 }
 
 function counted(words) {

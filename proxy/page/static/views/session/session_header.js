@@ -6,6 +6,7 @@ import { compact, duration, number, reward, when } from "../../lib/format.js";
 import { html } from "../../lib/html.js";
 import { printable } from "../../lib/printable.js";
 import { useReasons } from "../../lib/reasons.js";
+import { whyReturnsDiffer } from "../../lib/returns_why.js";
 import { link } from "../../lib/route.js";
 import { Short, Text } from "../../lib/text.js";
 import { factsOf } from "./session_facts.js";
@@ -37,6 +38,7 @@ const About = ({ tree }) => html`
       </span>`;
 
 const Facts = ({ tree, facts }) => html`<div class="session-facts">
+      <${Returns} tree=${tree} facts=${facts} />
       <${Fact} name=${facts.turns === 1 ? "turn" : "turns"} value=${number(facts.turns)} />
       ${facts.running > 0 && html`<${Fact} name="running" value=${number(facts.running)} />`}
       <${Fact} name=${facts.forks === 1 ? "fork" : "forks"} value=${number(facts.forks)} />
@@ -62,6 +64,14 @@ function Score({ tree }) {
   const meanings = useReasons();
   const why = tree.left_out ? `An export with unrewarded: skip leaves this session out: it ${meanings.left_out?.[tree.left_out] ?? tree.left_out}.` : undefined;
   return html`<${Fact} name="score" value=${reward(tree.score)} title=${why} />`;
+}
+
+/** The range of the returns, and why they differ from the score; nothing if they do not. */
+function Returns({ tree, facts }) {
+  const why = whyReturnsDiffer({ ...tree, ...facts });
+  if (why === null) return null;
+  return html`<details class="named"><summary>returns <span class="quiet">${reward(facts.returns.min)} … ${reward(facts.returns.max)}</span></summary>
+    <p class="card small">${why}</p></details>`;
 }
 
 const Fact = ({ name, value, title, kind = "" }) =>

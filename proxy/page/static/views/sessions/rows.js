@@ -1,5 +1,6 @@
 // The rows of the list as pages and news change them. Pure: no DOM, no network. Entries are those of
 // `GET /rl/sessions`, or of `GET /rl/groups`.
+import { comparing } from "./order.js";
 
 /** Entries after which come those of the next page. An entry that is there already is replaced where it stands. */
 export function appended(rows, page, keyOf = idOf) {
@@ -35,21 +36,18 @@ export function renewed(rows, page, { whole, keyOf = idOf }) {
 }
 
 /**
- * Rows after `asked` sessions were read again and `found` of them still match the filter: changed ones are replaced,
- * others leave, and new ones come in where they belong, but not beyond the last row unless the list is `whole`.
+ * Rows after `asked` sessions were read again and `found` of them still match the filter: each of these is where it belongs
+ * now, but not beyond what was the last row unless the list is `whole`; the others leave.
  */
 export function changed(rows, asked, found, { order, whole }) {
-  const known = new Map(found.map((entry) => [entry.session_id, entry]));
+  const compare = comparing(order);
   const gone = new Set(asked);
-  const kept = rows.flatMap((row) => {
-    const now = taken(known, row.session_id);
-    return now ? [now] : gone.has(row.session_id) ? [] : [row];
-  });
-  const last = kept.at(-1);
-  for (const entry of known.values()) {
-    const at = kept.findIndex((row) => follows(row, entry, order));
+  const kept = rows.filter((row) => !gone.has(row.session_id));
+  const last = rows.at(-1);
+  for (const entry of found) {
+    const at = kept.findIndex((row) => compare(entry, row) < 0);
     if (at >= 0) kept.splice(at, 0, entry);
-    else if (whole || !last) kept.push(entry);
+    else if (whole || !last || compare(entry, last) <= 0) kept.push(entry);
   }
   return kept;
 }
@@ -67,9 +65,6 @@ export function portion(ids, most = 50, characters = 3000) {
 }
 
 const idOf = (entry) => entry.session_id;
-
-const follows = (row, other, order) =>
-  order === "newest" ? row.created_at < other.created_at : row.created_at > other.created_at;
 
 function taken(map, key) {
   const value = map.get(key);

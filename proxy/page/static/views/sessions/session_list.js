@@ -2,13 +2,17 @@
 import { get } from "../../lib/api.js";
 import { LiveList } from "../../lib/live_list.js";
 import { useLiveList } from "../../lib/use_live_list.js";
+import { isByValue, NEWEST } from "./order.js";
 import { appended, changed, gathered, portion, renewed } from "./rows.js";
 
 const FIRST = 100; // sessions of the first page: what is seen, and some more
 const [NEXT, MOST] = [400, 1000]; // the next pages are as long as the list, within these
 const RENEWED = 500; // rows that are read again when news were missed
 
-/** The state of the list (lib/use_live_list.js) of a filter (an object) and an order. `counts`: by status, or null. */
+/**
+ * The state of the list (lib/use_live_list.js) of a filter (an object) and an order. `counts`: by status, or null. `sorted`:
+ * with an order by a value, {sessions, whole}: how many sessions were put in order, and whether the filter selects no more.
+ */
 export function useSessionList(filter, order) {
   return useLiveList(JSON.stringify([filter, order]), (state, show) => new SessionList(filter, order, state, show));
 }
@@ -30,7 +34,7 @@ class SessionList extends LiveList {
         const limit = wanted - this.state.rows.length;
         const page = await this.read(this.filter, { limit, cursor: this.state.cursor, include: first ? "summary,counts" : "summary" });
         const counts = first ? page.counts : this.state.counts;
-        this.set({ rows: appended(this.state.rows, page.sessions), cursor: page.cursor, counts, loaded: true });
+        this.set({ rows: appended(this.state.rows, page.sessions), cursor: page.cursor, counts, sorted: page.sorted, loaded: true });
       } while (this.state.cursor !== null && this.state.rows.length < wanted);
     });
   }
@@ -42,22 +46,23 @@ class SessionList extends LiveList {
       return { rows: sessions, ...more };
     });
     const { rows, rest } = renewed(this.state.rows, page.rows, { whole: page.cursor === null });
-    this.set({ rows, counts: page.first.counts, cursor: rest ? this.state.cursor : page.cursor });
+    this.set({ rows, counts: page.first.counts, sorted: page.first.sorted, cursor: rest ? this.state.cursor : page.cursor });
   }
 
   async update(all) {
     const [ids, rest] = portion(all);
     const [page, { counts }] = await Promise.all([
       this.read({ ...this.filter, session_ids: ids }, { limit: ids.length, include: "summary" }),
-      this.read(this.filter, { limit: 1, include: "counts" }),
+      this.read(this.filter, { limit: 1, include: "counts", order: NEWEST }),
     ]);
     const whole = this.state.cursor === null;
     this.set({ rows: changed(this.state.rows, ids, page.sessions, { order: this.order, whole }), counts });
     return rest;
   }
 
-  read(filter, { limit, cursor, include }) {
-    const query = { filter: JSON.stringify(filter), order: this.order, include, limit, cursor };
+  read(filter, { limit, cursor, include, order = this.order }) {
+    const partial = isByValue(order) || undefined; // of too many sessions the newest are better than none
+    const query = { filter: JSON.stringify(filter), order, partial, include, limit, cursor };
     return get("/rl/sessions", query, { signal: this.signal });
   }
 }

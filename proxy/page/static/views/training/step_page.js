@@ -6,6 +6,7 @@ import { Failure, Waiting } from "../../lib/notice.js";
 import { link } from "../../lib/route.js";
 import { Short } from "../../lib/text.js";
 import { useTitle } from "../../lib/title.js";
+import { Extremes } from "../sessions/extremes.js";
 import { kl, ratio, samplerName, summed } from "./training_words.js";
 
 const PAGE = 200;
@@ -16,6 +17,7 @@ export function StepPage({ trainer, step }) {
   return html`<div class="overview">
     <p class="small"><a href=${link("training", "", { trainer })}>All steps</a></p>
     <h1>Step ${step} of ${trainer}</h1>
+    <p class="small">Rewards of its sessions: <${Extremes} query=${{ trained: `${trainer}/${step}` }} /></p>
     ${error && html`<${Failure} what="Loading the step" error=${error} retry=${more} />`}
     ${turns.length > 0 && html`<${Turns} turns=${turns} />`}
     ${loading && html`<${Waiting} />`}
@@ -52,7 +54,8 @@ function Turn({ turn, sums }) {
   const tokens = link("session", turn.session_id, { turn: turn.interaction_id, show: "tokens" });
   return html`<tr>
     <th scope="row"><a href=${link("session", turn.session_id)}><${Short} text=${turn.session_id} length=${28} /></a></th>
-    <td><a href=${tokens}>its tokens</a></td>
-    <td class="number">${number(sums.tokens)}</td><td class="number">${compact(sums.masked)}</td><td class="number">${compact(sums.clipped)}</td>
-    <td class="number">${kl(sums.kl)}</td><td class="number">${ratio(sums.largest_ratio)}</td><td class="small">${samplers}</td></tr>`;
+    <td data-label="turn"><a href=${tokens}>its tokens</a></td>
+    <td class="number" data-label="tokens">${number(sums.tokens)}</td><td class="number" data-label="masked">${compact(sums.masked)}</td>
+    <td class="number" data-label="clipped">${compact(sums.clipped)}</td><td class="number" data-label="KL">${kl(sums.kl)}</td>
+    <td class="number" data-label="largest ratio">${ratio(sums.largest_ratio)}</td><td class="small" data-label="by" title=${samplers}>${samplers}</td></tr>`;
 }

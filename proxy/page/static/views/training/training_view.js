@@ -8,6 +8,7 @@ import { Empty, Loaded, Notice } from "../../lib/notice.js";
 import { link, replace } from "../../lib/route.js";
 import { useTitle } from "../../lib/title.js";
 import { Chart } from "../overview/chart.js";
+import { Extremes } from "../sessions/extremes.js";
 import { StepPage } from "./step_page.js";
 import { charted, kl, ratio, samplerName, trainersOf } from "./training_words.js";
 
@@ -78,18 +79,21 @@ function Samplers({ samplers, named }) {
       <th scope="col" class="number">tokens</th><th scope="col" class="number">KL</th><th scope="col" class="number">largest ratio</th></tr></thead>
     <tbody>${samplers.map((each) => html`<tr>
       <th scope="row">${samplerName(each)} ${isNamed(each) && html`<strong class="bad">disagrees</strong>`}</th>
-      <td class="number">v${each.version}</td><td class="number">${number(each.turns)}</td><td class="number">${compact(each.tokens)}</td>
-      <td class="number">${kl(each.kl)}</td><td class="number">${ratio(each.largest_ratio)}</td></tr>`)}</tbody></table></section>`;
+      <td class="number" data-label="version">v${each.version}</td><td class="number" data-label="turns">${number(each.turns)}</td>
+      <td class="number" data-label="tokens">${compact(each.tokens)}</td><td class="number" data-label="KL">${kl(each.kl)}</td>
+      <td class="number" data-label="largest ratio">${ratio(each.largest_ratio)}</td></tr>`)}</tbody></table></section>`;
 }
 
 function StepTable({ steps }) {
   return html`<section class="card training-table" aria-label="Steps"><h2>Steps</h2>
     <table><thead><tr><th scope="col">step</th><th scope="col" class="number">sessions</th><th scope="col" class="number">turns</th>
       <th scope="col" class="number">tokens</th><th scope="col" class="number">masked</th><th scope="col" class="number">clipped</th>
-      <th scope="col" class="number">KL</th><th scope="col" class="number">largest ratio</th><th scope="col">told</th></tr></thead>
+      <th scope="col" class="number">KL</th><th scope="col" class="number">largest ratio</th><th scope="col">told</th><th scope="col">rewards</th></tr></thead>
     <tbody>${steps.map((each) => html`<tr>
       <th scope="row"><a href=${link("training", `${each.trainer}/${each.step}`)}>${each.step}</a></th>
-      <td class="number">${number(each.sessions)}</td><td class="number">${number(each.turns)}</td><td class="number">${compact(each.tokens)}</td>
-      <td class="number">${compact(each.masked)}</td><td class="number">${compact(each.clipped)}</td><td class="number">${kl(each.kl)}</td>
-      <td class="number">${ratio(each.largest_ratio)}</td><td><${Age} at=${each.noted_at} /></td></tr>`)}</tbody></table></section>`;
+      <td class="number" data-label="sessions">${number(each.sessions)}</td><td class="number" data-label="turns">${number(each.turns)}</td>
+      <td class="number" data-label="tokens">${compact(each.tokens)}</td><td class="number" data-label="masked">${compact(each.masked)}</td>
+      <td class="number" data-label="clipped">${compact(each.clipped)}</td><td class="number" data-label="KL">${kl(each.kl)}</td>
+      <td class="number" data-label="largest ratio">${ratio(each.largest_ratio)}</td><td data-label="told"><${Age} at=${each.noted_at} /></td>
+      <td class="small" data-label="rewards"><${Extremes} query=${{ trained: `${each.trainer}/${each.step}` }} /></td></tr>`)}</tbody></table></section>`;
 }
