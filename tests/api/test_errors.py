@@ -55,6 +55,11 @@ async def reward_by_agent(server: Server) -> httpx.Response:
     return await server.http.post("/rl/set_reward", json={"reward": 1.0}, headers=agent)
 
 
+async def start_by_reader(server: Server) -> httpx.Response:
+    reader = {"x-api-key": READ["reader_key"]}
+    return await server.http.post("/rl/start_session", json={"task_id": "t"}, headers=reader)
+
+
 async def audio(server: Server) -> httpx.Response:
     return await server.post(CHAT, {**GOOD, "audio": {"voice": "x"}})
 
@@ -158,6 +163,7 @@ def unknown_interaction(server: Server) -> Any:
 
 
 KEYED = {"admin_key": "admin"}
+READ = {**KEYED, "reader_key": "reader"}
 HANG = Reply(sampled("ok"), fault=Fault.HANG)
 FAIL = Reply(sampled("ok"), fault=Fault.ERROR)
 CASES: list[tuple[type[errors.ProxyError], Case, Script, dict[str, Any]]] = [
@@ -168,6 +174,7 @@ CASES: list[tuple[type[errors.ProxyError], Case, Script, dict[str, Any]]] = [
     (errors.KeyInUse, key_in_use, always(), {}),
     (errors.Unauthorized, get("/rl/sessions"), always(), KEYED),
     (errors.Forbidden, reward_by_agent, always(), KEYED),
+    (errors.ReadOnlyKey, start_by_reader, always(), READ),
     (errors.HostNotAllowed, get("/health", headers={"host": "evil.example"}), always(), {}),
     (errors.OriginNotAllowed, get("/health", headers={"origin": "null"}), always(), {}),
     (errors.SessionClosed, closed, always(), {}),
