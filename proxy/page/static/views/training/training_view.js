@@ -25,29 +25,31 @@ function Steps({ query }) {
   const steps = useLoad(({ signal }) => get("trajectories/steps", { limit: MOST_STEPS }, { signal }), [], { keep: true });
   const mismatch = useLoad(({ signal }) => get("trajectories/mismatch", {}, { signal }), [], { keep: true });
   const data = steps.data && mismatch.data ? { steps: steps.data.steps, ...mismatch.data } : undefined;
+  const trainers = trainersOf(data?.steps ?? []);
+  const trainer = trainers.includes(query.trainer) ? query.trainer : trainers[0];
   return html`<div class="overview">
+    <div class="bar overview-bar-above"><h1>Training</h1>
+      ${trainers.length > 0 && html`<${Controls} query=${query} trainers=${trainers} trainer=${trainer} />`}</div>
     <${Loaded} what="Loading what trainers told" from=${{ data, error: steps.error ?? mismatch.error, reload: steps.reload }}
-      show=${(known) => html`<${Known} known=${known} query=${query} />`} />
+      show=${(known) => html`<${Known} known=${known} trainer=${trainer} asTable=${query.as === "tables"} />`} />
   </div>`;
 }
 
-function Known({ known, query }) {
-  const trainers = trainersOf(known.steps);
-  if (!trainers.length) {
-    return html`<h1>Training</h1><${Empty} title="No trainer told anything">Trainers tell what they computed of the tokens with
+function Controls({ query, trainers, trainer }) {
+  const change = (more) => replace("training", "", { ...query, ...more });
+  const asTable = query.as === "tables";
+  return html`${trainers.length > 1 && html`<label>Trainer <select value=${trainer} onChange=${({ target: { value } }) => change({ trainer: value })}>
+        ${trainers.map((each) => html`<option value=${each}>${each}</option>`)}</select></label>`}
+      <div class="bar push"><button type="button" aria-pressed=${asTable} onClick=${() => change({ as: asTable ? null : "tables" })}>Tables</button></div>`;
+}
+
+function Known({ known, trainer, asTable }) {
+  if (trainer === undefined) {
+    return html`<${Empty} title="No trainer told anything">Trainers tell what they computed of the tokens with
       <code>client.annotate</code> or <code>POST /trajectories/annotate</code>.<//>`;
   }
-  const trainer = trainers.includes(query.trainer) ? query.trainer : trainers[0];
-  const asTable = query.as === "tables";
-  const change = (more) => replace("training", "", { ...query, ...more });
   const steps = known.steps.filter((each) => each.trainer === trainer);
   return html`
-    <div class="bar overview-bar-above">
-      <h1>Training</h1>
-      ${trainers.length > 1 && html`<label>Trainer <select value=${trainer} onChange=${({ target: { value } }) => change({ trainer: value })}>
-        ${trainers.map((each) => html`<option value=${each}>${each}</option>`)}</select></label>`}
-      <div class="bar push"><button type="button" aria-pressed=${asTable} onClick=${() => change({ as: asTable ? null : "tables" })}>Tables</button></div>
-    </div>
     ${known.named.map((each) => html`<${Notice} kind="bad" text=${blame(each)} />`)}
     <${Charts} steps=${steps} asTable=${asTable} />
     <${Samplers} samplers=${known.samplers.filter((each) => each.trainer === trainer)} named=${known.named} />
