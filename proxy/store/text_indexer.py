@@ -144,6 +144,8 @@ class TextIndexer:
             else:
                 worked = await self._opened.write.submit(_index, found, urgent=False)
             done = worked is not None
+            for each in found if done else ():
+                self._opened.changed.note(each.session_id)  # for who looks at a search
             return worked
         finally:
             if not done:

@@ -39,6 +39,7 @@ class ListFlags:
     purpose: str | None = None
     forked: bool = False
     search: str | None = None
+    text: str | None = None
     metadata: tuple[str, ...] = ()
     trained_in: str | None = None
     order: str | None = None
@@ -67,6 +68,7 @@ class ListFlags:
             "search": self.search,
             "metadata": conditions_of(options_of(StoredFilter)["metadata"], self.metadata) or None,
             "trained_in": self.trained_in,
+            "text": self.text,
         }
         return _given(values)
 
@@ -81,7 +83,7 @@ NOT_OF_GROUPS = {"--reward-min", "--reward-max", "--purpose", "--forked", "--met
 FLAGS = {
     "group_id": "--group",
     "task_id": "--task",
-    **{name: f"--{name}" for name in ("status", "version", "purpose", "forked", "search", "metadata")},
+    **{name: f"--{name}" for name in ("status", "version", "purpose", "forked", "search", "text", "metadata")},
     "trained_in": "--trained-in",
     **{"reward": "--reward-min and --reward-max", "reward.min": "--reward-min", "reward.max": "--reward-max"},
 }
@@ -98,7 +100,8 @@ def in_flags(message: str) -> str:
 def print_sessions(source: ListSource, flags: ListFlags, *, as_json: bool) -> None:
     """Print the first sessions, in the order of the flags, that the flags select; without an order, the newest."""
     limit = LIMIT if flags.limit is None else flags.limit
-    query = {**_query(flags), "order": flags.order or "newest", "include": "summary" if as_json else "summary,counts"}
+    parts = ["summary", *(() if as_json else ("counts",)), *(() if flags.text is None else ("matches",))]
+    query = {**_query(flags), "order": flags.order or "newest", "include": ",".join(parts)}
     listed = _Pages(source.sessions, query, "sessions", limit, _MOST_OF_A_PAGE)
     if as_json:
         for entry in listed.entries():
@@ -108,6 +111,12 @@ def print_sessions(source: ListSource, flags: ListFlags, *, as_json: bool) -> No
 
     entries = list(listed.entries())
     _print(session_table(entries, time.time(), listed.first.get("counts"), more=listed.more))
+    if flags.text is not None:
+        from tokengrove.terminal.text_matches import matches
+
+        console = console_of()
+        for line in matches(entries, listed.first.get("unindexed", 0)):
+            console.print(line)
 
 
 def print_groups(source: ListSource, flags: ListFlags, *, as_json: bool) -> None:

@@ -76,6 +76,10 @@ def show(
     purpose: Annotated[str | None, typer.Option(help="List sessions with a turn of this purpose.")] = None,
     forked: Annotated[bool, typer.Option("--forked", help="List sessions with a fork.")] = False,
     search: Annotated[str | None, typer.Option(help="List sessions with this in the id, task or group.")] = None,
+    text: Annotated[
+        str | None,
+        typer.Option(help='List sessions with a turn that has these words and "phrases"; see --search of serve.'),
+    ] = None,
     metadata: Annotated[
         list[str] | None,
         typer.Option(
@@ -105,7 +109,7 @@ def show(
 ) -> None:
     """List the newest sessions, or print one session: its tree, one of its turns, or its samples in an export."""
     place = Place(url, admin_key, database_url, config)
-    selected = (group, task, status, reward_min, reward_max, version, purpose, forked, search)
+    selected = (group, task, status, reward_min, reward_max, version, purpose, forked, search, text)
     flags = ListFlags(*selected, tuple(metadata or ()), trained_in, order, limit)
     of_one = {"--diff": diff, "--turn": turn, "--whole": whole, "--tokens": tokens, "--by": by}
     _check(

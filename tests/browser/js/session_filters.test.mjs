@@ -7,15 +7,15 @@ import { aligned, counted, versionsText } from "../../../proxy/page/static/views
 test("each part of the address is a filter, and empty ones are none", () => {
   const query = {
     search: "x y", status: "ended", group: "g", task: "t", purpose: "title", forked: "yes", reward_min: "0.5", reward_max: "1",
-    version_min: "", version_max: "3", order: "oldest", other: "1",
+    version_min: "", version_max: "3", text: '"a b" c', order: "oldest", other: "1",
   };
   assert.deepEqual(filterOf(query), {
     search: "x y", status: "ended", group_id: "g", task_id: "t", purpose: "title", forked: true,
-    reward: { min: 0.5, max: 1 }, version: { max: 3 },
+    reward: { min: 0.5, max: 1 }, version: { max: 3 }, text: '"a b" c',
   });
   assert.deepEqual(filterOf({}), {});
   assert.deepEqual(filterOf({ forked: "no", reward_min: " ", search: "" }), { forked: false });
-  assert.equal(filterCount(query), 8);
+  assert.equal(filterCount(query), 9);
   assert.deepEqual(withoutFilters(query), { order: "oldest", other: "1" });
   assert.deepEqual([orderOf(query), orderOf({})], ["oldest", "newest"]);
 });

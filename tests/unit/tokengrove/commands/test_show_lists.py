@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typer.testing import CliRunner
 
 from tests.support import assistant, default_url, real_server, user
 from tokengrove import commands
-from tokengrove.client import Client
+from tokengrove.client import Client, operations
 
 HOSTILE = "[red]g[/]<b>\u202e"
 WIDE = {"COLUMNS": "200", "TOKENGROVE_DATABASE_URL": "", "TOKENGROVE_ADMIN_KEY": ""}
@@ -214,3 +215,27 @@ def test_a_key_that_is_missing_or_wrong_is_named_by_its_flag(
     url = served[0].split()[1]
     ran = CliRunner().invoke(commands.app, [*command.split(), "--url", url], env={**WIDE, "TOKENGROVE_ADMIN_KEY": key})
     assert (ran.exit_code, ran.stderr) == (1, f"tokengrove: {url}: {told}\n")
+
+
+def test_a_search_for_text_shows_what_it_found_and_a_database_that_was_never_indexed_refuses_it(tmp_path: Path) -> None:
+    (tmp_path / "on").mkdir()
+    (tmp_path / "off").mkdir()
+    with real_server(tmp_path / "on", engine_arg=("play=agent",), search=True) as url, Client(url) as client:
+        with client.session("task") as session:
+            _play(session.base_url, session.api_key, edited=False)
+        while client.run(operations.one(operations.Call("GET", "/rl/sessions", params={"include": "counts"})))[
+            "unindexed"
+        ]:
+            pass
+        database = f"--database-url {default_url(tmp_path / 'on')}"
+        for place in (f"--url {url}", database):
+            assert _ids(_show("--json", "--text", '"exactly two"', *place.split())) == ["task-0"]
+            shown = _show("--text", '"exactly two"', *place.split()).splitlines()
+            assert re.fullmatch(r"task-0 \S+: Say exactly: two.*", shown[-1])
+            assert _show("--text", "three", *place.split()) == "no session matches\n"
+    with real_server(tmp_path / "off"):
+        pass
+    ran = CliRunner().invoke(
+        commands.app, ["show", "--text", "x", "--database-url", default_url(tmp_path / "off")], env=WIDE
+    )
+    assert ran.exit_code != 0 and "--search" in ran.output + ran.stderr

@@ -15,9 +15,9 @@ const CONDITIONS = "KEY=VALUE, KEY>=NUMBER or KEY<=NUMBER, with commas between";
 
 /**
  * `query`: that of the address. `change({name: value})` sets filters. `counts`: sessions by status, or null. `keys`: names of
- * values of metadata and metrics that the list can be sorted by. `children`: the end of the first line.
+ * values of metadata and metrics that the list can be sorted by. `texts`: whether the server finds sessions by their texts. `children`: the end of the first line.
  */
-export function FilterBar({ query, counts, keys, change, clear, children }) {
+export function FilterBar({ query, counts, keys, texts, change, clear, children }) {
   const set = (name) => (value) => change({ [name]: value });
   const count = filterCount(query);
   const narrow = useNarrow();
@@ -27,6 +27,7 @@ export function FilterBar({ query, counts, keys, change, clear, children }) {
   return html`<form class="sessions-filters" role="search" aria-label="Filter the sessions" onSubmit=${(event) => event.preventDefault()}>
     <div class="bar">
       <${Field} label="Search" type="search" wide placeholder="Part of a session, task or group" value=${query.search} set=${set("search")} />
+      ${texts && html`<${Field} label="Text" type="search" wide placeholder="Words or a “phrase” of a turn" value=${query.text} set=${set("text")} />`}
       <${Statuses} chosen=${query.status ?? ""} counts=${counts} set=${set("status")} />
       ${children}
     </div>

@@ -7,7 +7,7 @@ export const STATUSES = ["active", "ended", "expired"];
 export const PURPOSES = ["main", "title", "summary", "subagent", "aux"];
 
 /** The names of the address's query that select sessions, by where the bar has their fields: always, below, or in a part that opens. */
-const ALWAYS = ["search", "status"];
+const ALWAYS = ["search", "text", "status"];
 export const OFTEN = ["group", "task", "purpose", "forked", "reward_min", "reward_max", "version_min", "version_max"];
 export const FURTHER = [
   "turns_min", "turns_max", "tokens_min", "tokens_max", "lasted_min", "lasted_max", "metadata", "trained", "validation", "withdrawn",
@@ -18,6 +18,7 @@ export const FILTERS = [...ALWAYS, ...OFTEN, ...FURTHER];
 export function filterOf(query) {
   const filter = {
     search: query.search,
+    text: query.text,
     status: query.status,
     group_id: query.group,
     task_id: query.task,

@@ -11,7 +11,7 @@ const RENEWED = 500; // rows that are read again when news were missed
 
 /**
  * The state of the list (lib/use_live_list.js) of a filter (an object) and an order. `counts`: by status, or null. `sorted`:
- * with an order by a value, {sessions, whole}: how many sessions were put in order, and whether the filter selects no more.
+ * with an order by a value, {sessions, whole}: how many sessions were put in order, and whether the filter selects no more. `unindexed`: of the API.
  */
 export function useSessionList(filter, order) {
   return useLiveList(JSON.stringify([filter, order]), (state, show) => new SessionList(filter, order, state, show));
@@ -33,8 +33,8 @@ class SessionList extends LiveList {
         const first = !this.state.loaded;
         const limit = wanted - this.state.rows.length;
         const page = await this.read(this.filter, { limit, cursor: this.state.cursor, include: first ? "summary,counts" : "summary" });
-        const counts = first ? page.counts : this.state.counts;
-        this.set({ rows: appended(this.state.rows, page.sessions), cursor: page.cursor, counts, sorted: page.sorted, loaded: true });
+        const { counts, unindexed } = first ? page : this.state;
+        this.set({ rows: appended(this.state.rows, page.sessions), cursor: page.cursor, counts, unindexed, sorted: page.sorted, loaded: true });
       } while (this.state.cursor !== null && this.state.rows.length < wanted);
     });
   }
@@ -46,23 +46,25 @@ class SessionList extends LiveList {
       return { rows: sessions, ...more };
     });
     const { rows, rest } = renewed(this.state.rows, page.rows, { whole: page.cursor === null });
-    this.set({ rows, counts: page.first.counts, sorted: page.first.sorted, cursor: rest ? this.state.cursor : page.cursor });
+    const { counts, unindexed, sorted } = page.first;
+    this.set({ rows, counts, unindexed, sorted, cursor: rest ? this.state.cursor : page.cursor });
   }
 
   async update(all) {
     const [ids, rest] = portion(all);
-    const [page, { counts }] = await Promise.all([
+    const [page, { counts, unindexed }] = await Promise.all([
       this.read({ ...this.filter, session_ids: ids }, { limit: ids.length, include: "summary" }),
       this.read(this.filter, { limit: 1, include: "counts", order: NEWEST }),
     ]);
     const whole = this.state.cursor === null;
-    this.set({ rows: changed(this.state.rows, ids, page.sessions, { order: this.order, whole }), counts });
+    this.set({ rows: changed(this.state.rows, ids, page.sessions, { order: this.order, whole }), counts, unindexed });
     return rest;
   }
 
   read(filter, { limit, cursor, include, order = this.order }) {
     const partial = isByValue(order) || undefined; // of too many sessions the newest are better than none
-    const query = { filter: JSON.stringify(filter), order, partial, include, limit, cursor };
+    const parts = filter.text ? `${include},matches` : include;
+    const query = { filter: JSON.stringify(filter), order, partial, include: parts, limit, cursor };
     return get("/rl/sessions", query, { signal: this.signal });
   }
 }

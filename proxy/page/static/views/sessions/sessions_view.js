@@ -9,11 +9,18 @@ import { columnsWith } from "./columns.js";
 import { Extremes } from "./extremes.js";
 import { FilterBar } from "./filter_bar.js";
 import { filterCount, filterOf, firstOf, orderOf, totalOf, withoutFilters } from "./filters.js";
+import { FOUND } from "./found.js";
 import { clicked, orderFrom } from "./order.js";
 import { useSessionList } from "./session_list.js";
 import { columnKeys, keysOf } from "./value_keys.js";
 
 const keyOf = (row) => row.session_id;
+
+/** The columns of the list; `found`: with what a search for text found beside the session. */
+function columnsOf(keys, found) {
+  const columns = columnsWith(keys);
+  return found ? [columns[0], FOUND, ...columns.slice(1)] : columns;
+}
 
 export function SessionsView({ query }) {
   useTitle("Sessions");
@@ -24,11 +31,13 @@ export function SessionsView({ query }) {
   const known = useRef([]); // the keys of the rows before, while others are read
   if (list.rows.length > 0) known.current = list.rows;
   const keys = useMemo(() => keysOf(known.current, order), [known.current, order]);
+  const texts = useRef(false); // a list that loads does not say it
+  texts.current ||= list.unindexed !== undefined || query.text !== undefined;
   const change = (names) => replace("sessions", "", { ...query, ...names });
   return html`<section class="sessions">
     <h1 class="visually-hidden">Sessions</h1>
-    <${FilterBar} query=${query} counts=${list.counts} keys=${keys} change=${change} clear=${() => replace("sessions", "", withoutFilters(query))}>
-      <${Few} query=${query} /><${Progress} list=${list} total=${total} first=${firstOf(query)} />
+    <${FilterBar} query=${query} counts=${list.counts} keys=${keys} texts=${texts.current} change=${change} clear=${() => replace("sessions", "", withoutFilters(query))}>
+      <${Few} query=${query} /><${Progress} list=${list} total=${total} first=${firstOf(query)} unindexed=${filter.text ? list.unindexed : 0} />
     <//>
     ${list.error && html`<${Failure} what="Loading the sessions" error=${list.error} retry=${list.reload} />`}
     ${list.sorted && !list.sorted.whole && html`<${Notice} kind="warn" title="Older sessions are not in this list." text=${`Of so many, the newest ${number(list.sorted.sessions)} are sorted. A filter that selects fewer sorts them all.`} />`}
@@ -38,7 +47,8 @@ export function SessionsView({ query }) {
 
 function Rows({ list, total, query, keys, change }) {
   const [order, first] = [orderOf(query), firstOf(query)];
-  const columns = useMemo(() => columnsWith(columnKeys(keys, order)), [keys, order]);
+  const found = Boolean(query.text);
+  const columns = useMemo(() => columnsOf(columnKeys(keys, order), found), [keys, order, found]);
   const sorting = { ...orderFrom(order), by: (name) => change({ order: clicked(order, name), first: null }) };
   const waits = !list.whole && !list.error;
   if (list.rows.length > 0 || waits) { // the headings stay while other rows are read: one of them may have the focus
@@ -62,11 +72,14 @@ function Few({ query }) {
   return html`<span class="small">reward: <${Extremes} query=${query} /></span>`;
 }
 
-/** How many sessions match, and how many of them are here. Says it to screen readers when it settles. */
-function Progress({ list, total, first }) {
+/**
+ * How many sessions match, how many of them are here, and how many a search for text does not know yet. Says it to screen
+ * readers when it settles.
+ */
+function Progress({ list, total, first, unindexed }) {
   const here = list.rows.length;
   const known = list.whole || total !== null;
   const shown = first === null ? "" : `${number(Math.min(first, here))} of `;
   const said = known ? `${shown}${plural(total ?? here, "session")}` : `${number(here)} sessions so far`;
-  return html`<span class="push quiet small" role="status">${list.loaded && !(list.loading && here === 0) ? said : ""}</span>`;
+  return html`<span class="push quiet small" role="status">${list.loaded && !(list.loading && here === 0) ? said + (unindexed > 0 ? `; ${number(unindexed)} not indexed yet` : "") : ""}</span>`;
 }
