@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from playwright.sync_api import expect
 
 from tests.browser.views import VIEWS, show
 
@@ -29,4 +30,12 @@ def test_axe_finds_no_violation_in_both_themes(url: str, opened: Opened, axe: st
     page.evaluate(axe)
     assert "\n".join(found(page.evaluate(_RUN))) == ""
     page.emulate_media(color_scheme="dark")
+    assert "\n".join(found(page.evaluate(_RUN))) == ""
+
+
+def test_axe_finds_no_violation_in_the_form_of_a_reward(url: str, opened: Opened, axe: str) -> None:
+    page = show(opened, url, VIEWS["conversation"])
+    page.keyboard.press("r")
+    expect(page.get_by_role("form", name="Reward the session")).to_be_visible()
+    page.evaluate(axe)
     assert "\n".join(found(page.evaluate(_RUN))) == ""
