@@ -52,7 +52,7 @@ def run_demo(url: str, console: Console, admin_key: str | None = None, *, stays:
         group = [each.session_id for each in sums]
         samples += client.export(session_ids=group, layout="concat", advantages="grpo").samples
     console.rule("What a trainer gets: samples", align="left")
-    console.print(_table(samples))
+    console.print(_table(sorted(samples, key=lambda sample: sample.session_id)))
     _explain(console, _count(samples, trees))
     if stays:
         _explain(console, _links(url, trees))
