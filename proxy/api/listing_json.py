@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from proxy.api.session_json import record_json
-from proxy.store.sql.texts import Match
+from proxy.store.text_query import Match
 from proxy.trajectory.summary import Spread, Summary, spread, version_range
 from proxy.types import GroupSummary, SessionRecord
 from tokengrove.options.session import SessionStatus

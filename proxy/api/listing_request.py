@@ -15,7 +15,7 @@ from proxy.api.option_body import read_group
 from proxy.api.session_values import DURATION, KEYED, OF_TURNS, SortOrder
 from proxy.protocols.fields import expect_object, optional_int, optional_text
 from proxy.store.session_query import SessionQuery, Wanted
-from proxy.text_query import TextQuery, parse_text
+from proxy.store.text_query import TextQuery, parse_text
 from proxy.trajectory.summary import Summary
 from tokengrove.errors import InvalidRequest, brief
 from tokengrove.options.option import options_of

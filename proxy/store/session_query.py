@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from proxy.text_query import TextQuery
+from proxy.store.text_query import TextQuery
 from proxy.types import Json
 from tokengrove.options.session import Outcome, SessionStatus
 

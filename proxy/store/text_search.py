@@ -7,11 +7,13 @@ from collections.abc import Collection
 from proxy.store.recordings import Readable
 from proxy.store.session_query import SessionQuery
 from proxy.store.sql import texts
-from proxy.store.sql.texts import Match
-from proxy.text_query import TextQuery
+from proxy.store.text_query import Match, TextQuery
 from tokengrove.errors import InvalidRequest
 
 _MATCHES = 3
+
+
+was_used = texts.is_used
 
 
 class TextSearch:

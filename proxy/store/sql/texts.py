@@ -34,7 +34,7 @@ from sqlalchemy.sql.compiler import SQLCompiler
 
 from proxy.store.sql.codec import decode_json
 from proxy.store.sql.tables import indexed_sessions, interactions, sessions
-from proxy.text_query import WORDS, Snippet, TextQuery, snippet_of
+from proxy.store.text_query import WORDS, Match, TextQuery, snippet_of
 from tokengrove.errors import InvalidRequest
 from tokengrove.options.session import SessionStatus
 
@@ -89,14 +89,6 @@ class Unindexed(NamedTuple):
     end: int
     whole: bool
     texts: Sequence[tuple[int, str]]
-
-
-class Match(NamedTuple):
-    """A turn that has what a search wants, and a part of its text."""
-
-    interaction_id: str
-    seq: int
-    snippet: Snippet
 
 
 class HasText(ColumnElement[bool]):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import NamedTuple
 
 WORDS = re.compile(r"[^\W_]+")
 
@@ -48,6 +49,14 @@ class Snippet:
 
 _BESIDE = 60
 _CUT = re.compile(r"\s+")
+
+
+class Match(NamedTuple):
+    """A turn that has what a search wants, and a part of its text."""
+
+    interaction_id: str
+    seq: int
+    snippet: Snippet
 
 
 def snippet_of(text: str, query: TextQuery) -> Snippet:
