@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 import sqlite3
-import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -323,36 +322,36 @@ async def test_a_search_without_an_end_is_refused(
         assert await names(server, "needle") == ["s"]
 
 
-async def test_while_turns_run_the_indexer_rests_for_most_of_the_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("used", "rest_s"), [(1.0, 19.0), (0.5, 38.0), (0.01, 99.0)])
+async def test_while_turns_run_the_indexer_rests_until_they_used_19_times_its_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, used: float, rest_s: float
 ) -> None:
-    monkeypatch.setattr(text_indexer.TextIndexer, "run", asyncio.Event().wait)
-    rests: list[float] = []
     async with serving(tmp_path, says(*"abc"), search=True) as server:
-        monkeypatch.undo()
-        for name in "abc":
-            await server.chat([user("needle")], name)
-        indexer, over = server.app.state.indexer, asyncio.Event()
+        indexer, clock = server.app.state.indexer, Clock(used)
+        monkeypatch.setattr(text_indexer, "time", clock)
+        monkeypatch.setattr(text_indexer, "asyncio", clock)
+        monkeypatch.setattr(indexer, "_busy", lambda: clock.wall < 1000)
+        await indexer._rest(1.0)
+        assert clock.wall == pytest.approx(rest_s, abs=text_indexer._LOOK_S)
+        monkeypatch.setattr(indexer, "_busy", lambda: False)
+        await indexer._rest(1.0)
+        assert clock.wall == pytest.approx(rest_s, abs=text_indexer._LOOK_S)
 
-        plainly = asyncio.sleep
 
-        async def sleep(seconds: float) -> None:
-            if asyncio.current_task() is not task:
-                return await plainly(seconds)
-            rests.append(seconds)
-            if len(rests) == 2:
-                over.set()
-                await asyncio.Event().wait()
+class Clock:
+    """Time that passes while somebody sleeps. `used`: cores that the process uses."""
 
-        monkeypatch.setattr(indexer, "_busy", lambda: True)
-        monkeypatch.setattr(text_indexer.asyncio, "sleep", sleep)
-        begun = time.perf_counter()
-        task = asyncio.ensure_future(indexer.run())
-        await over.wait()
-        took = time.perf_counter() - begun
-        task.cancel()
-        assert 0 < rests[0] < 19 * took
-        assert rests[1] == text_indexer._IDLE_S
+    def __init__(self, used: float) -> None:
+        self.wall, self._used = 0.0, used
+
+    def monotonic(self) -> float:
+        return self.wall
+
+    def process_time(self) -> float:
+        return self.wall * self._used
+
+    async def sleep(self, seconds: float) -> None:
+        self.wall += seconds
 
 
 async def test_an_undecodable_turn_is_left_out_and_the_rest_is_found(
