@@ -246,7 +246,10 @@ class Settings:
         note="[Archive](deployment.md#archive).",
     )
     search: bool = option(
-        False, "Index the texts of turns in the background, so that listings find sessions by them (filter.text)."
+        False,
+        "Index the texts of turns in the background, earlier ones included, so that listings, the page and show find "
+        "sessions by them; for every server of a database.",
+        note="[Its filter](http-api.md#get-rlsessions).",
     )
     webhook: tuple[str, ...] = option(
         (),
