@@ -22,7 +22,7 @@ from proxy.store import database
 from proxy.store.faults import reason_of
 from proxy.store.open_database import OpenDatabase
 from proxy.store.sql import texts
-from proxy.store.sql.texts import Unindexed
+from proxy.store.sql.texts import Found, Unindexed
 from proxy.store.text_search import TextSearch
 from tokengrove.errors import ProxyError, StoreUnavailable
 
@@ -39,7 +39,7 @@ _TURNS, _CHARACTERS = 256, 512 * 1024
 _SESSIONS = 256
 _STRAYS = 1000
 # How often a PostgreSQL database is searched for the turns of servers that do not index them or died before, and how
-# often for old sessions that commands brought back.
+# often any for all turns, such as those of old sessions that a command brought back.
 _WATCH_S, _SCAN_S = 10.0, 600.0
 
 
@@ -88,7 +88,7 @@ class TextIndexer:
 
     async def catch_up(self) -> None:
         """Index everything that is stored, without rests."""
-        self._watch = self._scanning = True
+        self._watch, self._scanning, self._search.scanned = True, True, -1
         while await self.step() is not None:
             pass
 
@@ -104,12 +104,10 @@ class TextIndexer:
                 await self._drop_strays()
             self._look_around()
             for find in (self._changed, self._in_use, self._older):
-                found, seconds = await find()
-                if found:
-                    worked = await self._index(found)
-                    turns = sum(each.end - each.begin for each in found)
-                    full = turns == _TURNS or not found[-1].whole
-                    return None if worked is None else Step(seconds + worked, full)
+                found = await find()
+                if found is not None:
+                    worked = await self._index(found.sessions)
+                    return None if worked is None else Step(found.seconds + worked, found.more)
             return None
 
     def _look_around(self) -> None:
@@ -118,45 +116,44 @@ class TextIndexer:
         self._place = changed.place
         self._names.update(dict.fromkeys(changed.ids))
         self._watch |= changed.all
-        if self._opened.shared:
-            now = time.monotonic()
-            self._watch |= now - self._watched_at > _WATCH_S
-            if now - self._scanned_at > _SCAN_S and not self._scanning:
-                self._scanning, self._search.scanned = True, -1
+        now = time.monotonic()
+        self._watch |= self._opened.shared and now - self._watched_at > _WATCH_S
+        if now - self._scanned_at > _SCAN_S and not self._scanning:
+            self._scanning, self._search.scanned = True, -1
 
-    async def _changed(self) -> tuple[list[Unindexed], float]:
+    async def _changed(self) -> Found | None:
         """Turns of sessions that changed through this process."""
         while names := list(islice(self._names, _SESSIONS)):
-            found, seconds = await self._read(texts.among(names))
-            for name in set(names) - {each.session_id for each in found if not each.whole}:
+            found = await self._read(texts.among(names))
+            for name in [each.session_id for each in found.sessions if each.whole] if found.more else names:
                 del self._names[name]
-            if found:
-                # If the step fails, the search for older turns finds what it did not index.
-                return found, seconds
-        return [], 0.0
+            if found.sessions:
+                return found
+        return None
 
-    async def _in_use(self) -> tuple[list[Unindexed], float]:
+    async def _in_use(self) -> Found | None:
         """Turns of sessions that are in use, of any process."""
         if not self._watch:
-            return [], 0.0
-        found, seconds = await self._read(texts.in_use())
-        if not found:
-            self._watch, self._watched_at = False, time.monotonic()
-        return found, seconds
+            return None
+        found = await self._read(texts.in_use())
+        if found.sessions:
+            return found
+        self._watch, self._watched_at = False, time.monotonic()
+        return None
 
-    async def _older(self) -> tuple[list[Unindexed], float]:
+    async def _older(self) -> Found | None:
         """Turns of all sessions, in order of creation."""
         if not self._scanning:
-            return [], 0.0
+            return None
         newest = await self._opened.read(texts.newest)
-        found, seconds = await self._read(texts.beyond(self._search.scanned))
-        if found:
-            self._search.scanned = found[0].number - 1
-        else:
-            self._search.scanned, self._scanning, self._scanned_at = newest, False, time.monotonic()
-        return found, seconds
+        found = await self._read(texts.beyond(self._search.scanned))
+        if found.sessions:
+            self._search.scanned = found.sessions[0].number - 1
+            return found
+        self._search.scanned, self._scanning, self._scanned_at = newest, False, time.monotonic()
+        return None
 
-    async def _read(self, which: ColumnElement[bool]) -> tuple[list[Unindexed], float]:
+    async def _read(self, which: ColumnElement[bool]) -> Found:
         return await self._opened.read(texts.unindexed, which, _TURNS, _CHARACTERS)
 
     async def _index(self, found: Sequence[Unindexed]) -> float | None:

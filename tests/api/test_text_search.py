@@ -203,6 +203,27 @@ async def test_large_sessions_and_many_are_indexed_in_steps(
                 assert await names(server, f"{name}{number}") == [name]
 
 
+@pytest.mark.parametrize(("turns", "characters", "at_once"), [(3, 10**6, 2), (100, 100, 100), (1, 1, 1)])
+async def test_what_changed_is_indexed_by_and_by_without_another_look_at_everything(
+    tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch, turns: int, characters: int, at_once: int
+) -> None:
+    monkeypatch.setattr(text_indexer.TextIndexer, "run", asyncio.Event().wait)
+    for name, value in (("_TURNS", turns), ("_CHARACTERS", characters), ("_SESSIONS", at_once)):
+        monkeypatch.setattr(text_indexer, name, value)
+    async with serving(tmp_path, agent(), database_url=database_url, search=True) as server:
+        indexer = server.app.state.indexer
+        await indexer.catch_up()
+        for number in range(12):
+            await server.chat([user(f"needle {number}")], f"s{number % 5}")
+        while await indexer.step() is not None:
+            pass
+        page = await searched(server, "needle")
+        assert (len(page["sessions"]), page["unindexed"]) == (5, 0)
+        for number in range(12):
+            found = (await searched(server, f"needle {number}"))["sessions"]
+            assert [each["session_id"] for each in found] == [f"s{number % 5}"]
+
+
 async def test_the_words_of_a_deleted_session_leave_the_index(tmp_path: Path, database_url: str) -> None:
     async with serving(tmp_path, says(*"abcd"), database_url=database_url, search=True) as server:
         await server.chat([user("stays")], "kept")
@@ -298,7 +319,6 @@ async def test_a_damaged_turn_delays_no_deletion(tmp_path: Path) -> None:
         assert await names(server, "secret") == ["gone"]
         execute(url, "UPDATE interactions SET new_messages = x'7a00' WHERE session_id = 'gone'")
         assert (await server.http.delete("/rl/sessions/gone")).status_code == 200
-        server.app.state.indexer._search.scanned = -1
         assert await names(server, "needle") == ["kept"]
         assert "secret" not in words(url)
 

@@ -91,6 +91,14 @@ class Unindexed(NamedTuple):
     texts: Sequence[tuple[int, str]]
 
 
+class Found(NamedTuple):
+    """Turns to index. `more`: there may be more of these sessions. `seconds`: the CPU time of reading them."""
+
+    sessions: Sequence[Unindexed]
+    more: bool
+    seconds: float
+
+
 class HasText(ColumnElement[bool]):
     """True if a session has a turn with the wanted text. `session_id`: the column with its id."""
 
@@ -143,20 +151,16 @@ def in_use() -> ColumnElement[bool]:
     return or_(columns.status == SessionStatus.ACTIVE.value, ended)
 
 
-def unindexed(
-    connection: Connection, which: ColumnElement[bool], most_turns: int, most_characters: int
-) -> tuple[list[Unindexed], float]:
-    """The first sessions with turns that are not in the index, and the seconds that reading them took.
-
-    `most_characters`: a last turn may exceed it.
-    """
+def unindexed(connection: Connection, which: ColumnElement[bool], most_turns: int, most_characters: int) -> Found:
+    """The first turns that are not in the index, by session. `most_characters`: a last turn may exceed it."""
     begun = time.thread_time()
     query = select(sessions.c.session_id, sessions.c.number, sessions.c.next_seq, _done)
     query = query.outerjoin_from(sessions, indexed_sessions, _marks.session_id == sessions.c.session_id)
     query = query.where(sessions.c.next_seq > _done, which).order_by(sessions.c.number).limit(most_turns)
     found: list[Unindexed] = []
     turns, characters = most_turns, most_characters
-    for name, number, next_seq, begin in connection.execute(query).all():
+    rows = connection.execute(query).all()
+    for name, number, next_seq, begin in rows:
         if turns <= 0 or characters <= 0:
             break
         texts: list[tuple[int, str]] = []
@@ -171,7 +175,8 @@ def unindexed(
         end = texts[-1][0] + 1 if characters <= 0 and texts else min(next_seq, begin + turns)
         turns -= end - begin
         found.append(Unindexed(name, number, begin, end, end == next_seq, texts))
-    return found, time.thread_time() - begun
+    more = len(rows) == most_turns or len(found) < len(rows) or (len(found) > 0 and not found[-1].whole)
+    return Found(found, more, time.thread_time() - begun)
 
 
 def _turns(connection: Connection, session_id: str, begin: int, end: int) -> Iterator[tuple[int, str | None]]:
