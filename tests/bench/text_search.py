@@ -5,13 +5,14 @@ once. While turns run, the indexer rests for most of the time, so it falls behin
 afterwards: both are measured. `--pause-ms`: between the turns of a conversation, as with a real engine. No figure fails
 the bench.
 
-Run `python -m tests.bench.text_search [--rounds 6] [--pause-ms 200]` from the root of the repository."""
+Run `python -m tests.bench.text_search [--rounds 10] [--pause-ms 200]` from the root of the repository."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import sqlite3
+import statistics
 import tempfile
 import time
 from contextlib import ExitStack, closing
@@ -44,19 +45,25 @@ def talking(conversation: Conversation, pause_s: float) -> Work:
     return work
 
 
-async def measure(servers: dict[str, Server], rounds: int, pause_s: float) -> tuple[dict[str, Series], float, float]:
+Rounds = dict[str, list[Series]]
+"""A series for each round, by server."""
+
+
+async def measure(servers: dict[str, Server], rounds: int, pause_s: float) -> tuple[Rounds, float, float]:
     """CPU of turns by server; CPU us per turn, and seconds, that `on` then needs for what is left to index."""
-    series = {name: Series() for name in servers}
+    series: Rounds = {name: [] for name in servers}
     for number in range(rounds + WARM_UPS):
-        words = Words(number)
-        for name, server in servers.items():
+        for name in sorted(servers, reverse=number % 2 == 0):  # each is as often the first one
+            words, one = Words(number), Series()
             works = [talking(Conversation(words, CHARACTERS, TURNS), pause_s) for _ in range(IN_FLIGHT)]
-            await under_load(server, works, series[name] if number >= WARM_UPS else Series(), PHASE_S)
+            await under_load(servers[name], works, one, PHASE_S)
+            if number >= WARM_UPS:
+                series[name].append(one)
     cpu_ns, begun = servers["on"].cpu_ns(), time.perf_counter()
     async with httpx.AsyncClient(base_url=servers["on"].url) as http:
         while (await http.get("/rl/sessions?include=counts&limit=1")).json()["unindexed"]:  # noqa: ASYNC110
             await asyncio.sleep(1.0)
-    left_us = (servers["on"].cpu_ns() - cpu_ns) / 1e3 / len(series["on"].latencies)
+    left_us = (servers["on"].cpu_ns() - cpu_ns) / 1e3 / sum(len(one.latencies) for one in series["on"])
     return series, left_us, time.perf_counter() - begun
 
 
@@ -75,7 +82,7 @@ def sizes(folder: Path) -> tuple[int, int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--pause-ms", type=float, default=0.0)
     options = parser.parse_args()
     allow_open_files()
@@ -93,12 +100,12 @@ def main() -> None:
         stack.enter_context(on_core(1))
         series, left_us, seconds = uvloop.run(measure(servers, options.rounds, options.pause_ms / 1e3))
         index, whole = sizes(folders["on"])
-    off, on = series["off"], series["on"]
-    console.print(f"{len(on.latencies)} turns; CPU us a turn: off {off.cpu_us:.0f}, on {on.cpu_us:.0f}")
-    slowest = " and ".join(f"{each.quantile_ms(0.99):.1f}" for each in (off, on))
-    console.print(f"ratio while turns run {on.cpu_us / off.cpu_us:.3f}; p99 ms {slowest}")
-    whole_us = on.cpu_us + left_us
-    console.print(f"left to index: {left_us:.0f} us a turn, {seconds:.1f} s; in all {whole_us / off.cpu_us:.3f}")
+    pairs = list(zip(series["off"], series["on"], strict=True))
+    off_us, on_us = (statistics.median(each.cpu_us for each in series[name]) for name in ("off", "on"))
+    ratios = sorted(on.cpu_us / off.cpu_us for off, on in pairs)
+    console.print(f"{len(pairs)} rounds; CPU us a turn: off {off_us:.0f}, on {on_us:.0f}")
+    console.print(f"ratio while turns run {statistics.median(ratios):.3f}, from {ratios[0]:.3f} to {ratios[-1]:.3f}")
+    console.print(f"left to index: {left_us:.0f} us a turn, {seconds:.1f} s")
     console.print(f"index {index / 1e6:.1f} MB of a database of {whole / 1e6:.1f} MB")
 
 
