@@ -36,7 +36,8 @@ _TYPES: Mapping[type[Family], str] = {Counts: "counter", Gauge: "gauge", Histogr
 def errors() -> Iterator[str]:
     """The codes of errors with their status and, as their cause, the first sentence of the docstring of their class."""
     yield from _head("code", "status", "cause")
-    for kind in sorted(classes_by("code").values(), key=lambda kind: kind.status):
+    served = (kind for kind in classes_by("code").values() if kind.__module__ == ProxyError.__module__)
+    for kind in sorted(served, key=lambda kind: kind.status):  # the client's own errors are never answers
         cause = "A bug of the server." if kind is ProxyError else _SENTENCE.split(inspect.getdoc(kind) or "", 1)[0]
         yield _row(f"`{kind.code}`", str(kind.status), " ".join(cause.split()))
 

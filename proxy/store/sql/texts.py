@@ -166,7 +166,7 @@ def unindexed(connection: Connection, which: ColumnElement[bool], most_turns: in
         texts: list[tuple[int, str]] = []
         for seq, said in _turns(connection, name, begin, min(next_seq, begin + turns)):
             if said is None:
-                logger.warning("a damaged turn is not indexed", {"session": name, "seq": seq})
+                logger.warning("a damaged turn is not indexed", {"sessions": [name], "seq": seq})
                 continue
             texts.append((seq, said))
             characters -= len(said)
