@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sqlite3
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from starlette.routing import Route
 
 from proxy.app import build_app
 from proxy.settings import Settings
+from tests.databases import execute
 from tests.support import Server, says, serving, user
 from tokengrove.errors import ConfigurationError
 
@@ -102,9 +102,11 @@ async def test_what_a_reader_sees_is_what_the_administrator_sees_and_has_no_key(
         assert one.json() == (await server.http.get("/rl/sessions/s", headers=ADMIN)).json()
 
 
-async def test_an_export_of_a_reader_and_an_outline_are_no_delivery_to_a_trainer(tmp_path: Path) -> None:
+async def test_an_export_of_a_reader_and_an_outline_are_no_delivery_to_a_trainer(
+    tmp_path: Path, database_url: str
+) -> None:
     """Retention keeps a session until it was exported."""
-    async with serving(tmp_path, says(*["one"] * 3), **KEYS) as server:
+    async with serving(tmp_path, says(*["one"] * 3), database_url=database_url, **KEYS) as server:
         await played(server)
 
         async def samples(headers: dict[str, str], **options: Any) -> int:
@@ -114,16 +116,14 @@ async def test_an_export_of_a_reader_and_an_outline_are_no_delivery_to_a_trainer
         assert await samples(READER) == 1
         assert await samples(ADMIN, outline=True) == 1
         await played(server, "later")  # notes are written in order, so one of the exports above would be there
-        assert exported_at(tmp_path) == {"s": None, "later": None}
+        assert exported_at(database_url) == {"s": None, "later": None}
         await samples(ADMIN)
         await played(server, "last")
-        assert exported_at(tmp_path)["s"] is not None
+        assert exported_at(database_url)["s"] is not None
 
 
-def exported_at(folder: Path) -> dict[str, float | None]:
-    (found,) = folder.glob("*.db")
-    with sqlite3.connect(found) as database:
-        return dict(database.execute("SELECT session_id, exported_at FROM sessions"))
+def exported_at(database_url: str) -> dict[str, float | None]:
+    return {name: at for name, at in execute(database_url, "SELECT session_id, exported_at FROM sessions")}
 
 
 async def test_a_reader_makes_no_engine_score_samples(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ _FOCUS = """
   return { tagName, text: (ariaLabel ?? textContent).trim().slice(0, 80), seen };
 }
 """
-MOST_TABS = 60
+MOST_TABS = 120
 SMALL = {"width": 683, "height": 384}
 """A laptop's screen at a zoom of 200%."""
 NARROW = {"width": 390, "height": 844}

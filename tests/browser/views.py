@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from tests.browser.conftest import Opened
 
-ROWS = "main tbody tr[data-row]"
+ROWS = "main [data-row]"
 TURNS = "main [role=treeitem]"
 TOKENS = "main [data-token]"
 

@@ -11,6 +11,7 @@ const LONGEST_NAME = 60;
 export function SavedMenu({ query }) {
   const [filters, setFilters] = useState(() => savedFilters());
   const [failed, setFailed] = useState(false);
+  const [open, setOpen] = useState(false);
   const change = (kept) => {
     setFailed(!kept);
     setFilters(savedFilters());
@@ -23,9 +24,13 @@ export function SavedMenu({ query }) {
     change(saveFilter(name, query));
     field.value = "";
   };
-  return html`<details class="sessions-saved" onToggle=${() => setFilters(savedFilters())}>
+  const toggled = (event) => {
+    setOpen(event.currentTarget.open);
+    setFilters(savedFilters());
+  };
+  return html`<details class="sessions-saved" onToggle=${toggled}>
     <summary>Saved filters${filters.length > 0 && html` <span class="quiet">${filters.length}</span>`}</summary>
-    <div class="card sessions-saved-menu">
+    ${open && html`<div class="card sessions-saved-menu">
       ${filters.length === 0 && html`<p class="quiet small">This browser has none. A saved filter is an address, which can also be sent.</p>`}
       <ul>${filters.map(({ name, query: saved }) => html`<li key=${name}><a href=${link("sessions", "", saved)}><${Short} text=${name} length=${40} class="" /></a>
         <button type="button" class="plain" aria-label=${`Forget ${printable(name, { line: true })}`} onClick=${() => change(forgetFilter(name))}>✕</button></li>`)}</ul>
@@ -33,6 +38,6 @@ export function SavedMenu({ query }) {
         onKeyDown=${(event) => event.key === "Enter" && save(event)} />
         <button type="button" onClick=${save}>Save this view</button></div>
       ${failed && html`<p class="bad small" role="alert">This browser does not keep it: storage is blocked or full.</p>`}
-    </div>
+    </div>`}
   </details>`;
 }
