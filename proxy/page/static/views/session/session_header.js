@@ -12,16 +12,17 @@ import { Short, Text } from "../../lib/text.js";
 import { factsOf } from "./session_facts.js";
 
 /**
- * `name`: the session id; `tree`: the session, undefined before it is read; `nodes`: its interactions and running calls.
+ * `name`: the session id; `tree`: the session, undefined before it is read; `nodes`: its interactions and running calls;
+ * `children`: the end of the line of figures.
  * The heading is one element from the beginning on: it may have the focus.
  */
-export function SessionHeader({ name, tree, nodes }) {
+export function SessionHeader({ name, tree, nodes, children }) {
   return html`<header class="session-head">
     <div class="bar">
       <h1><${Short} text=${name} length=${48} class="" /></h1>
       ${tree && html`<${About} tree=${tree} />`}
     </div>
-    ${tree && html`<${Facts} tree=${tree} facts=${factsOf(nodes)} />`}
+    ${tree && html`<${Facts} tree=${tree} facts=${factsOf(nodes)}>${children}<//>`}
   </header>`;
 }
 
@@ -37,7 +38,7 @@ const About = ({ tree }) => html`
         ${tree.ended_at ? html`took ${duration(tree.ended_at - tree.created_at)}, ended ` : "started "}<${Age} at=${tree.ended_at ?? tree.created_at} /> ago
       </span>`;
 
-const Facts = ({ tree, facts }) => html`<div class="session-facts">
+const Facts = ({ tree, facts, children }) => html`<div class="session-facts">
       <${Returns} tree=${tree} facts=${facts} />
       <${Fact} name=${facts.turns === 1 ? "turn" : "turns"} value=${number(facts.turns)} />
       ${facts.running > 0 && html`<${Fact} name="running" value=${number(facts.running)} />`}
@@ -49,6 +50,7 @@ const Facts = ({ tree, facts }) => html`<div class="session-facts">
       <${Fact} name=${facts.versions && facts.versions[0] !== facts.versions[1] ? "weight versions" : "weight version"} value=${versions(facts.versions, tree.version)} />
       <${Fact} name="discount" value=${reward(tree.discount)} title=${`credit: ${tree.credit}`} />
       <${Named} name="metrics" values=${tree.metrics} /><${Named} name="metadata" values=${tree.metadata} />
+      ${children}
     </div>`;
 
 function Outcome({ tree }) {

@@ -28,8 +28,9 @@ function Session({ name, query }) {
   useTitle(`Session ${name}`);
   const { tree, nodes, error, reload } = useSession(name);
   return html`<div class="session">
-    <${SessionHeader} name=${name} tree=${tree} nodes=${nodes} />
-    ${tree && html`<${Reward} name=${name} query=${query} tree=${tree} nodes=${nodes} reload=${reload} />`}
+    <${SessionHeader} name=${name} tree=${tree} nodes=${nodes}>
+      ${tree && html`<${Reward} name=${name} query=${query} tree=${tree} nodes=${nodes} reload=${reload} />`}
+    <//>
     ${error && html`<${Failure} what="Reading the session" error=${error} retry=${reload} />`}
     ${tree ? html`<${Parts} name=${name} query=${query} tree=${tree} nodes=${nodes} />` : html`<${NotYet} error=${error} />`}
   </div>`;
