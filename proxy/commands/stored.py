@@ -24,7 +24,7 @@ from proxy.api.turn_tokens import tokens_json
 from proxy.commands.database_url import database_url_of
 from proxy.store.inspection import Broken, Inspection, inspecting
 from proxy.store.recordings import SessionReads
-from proxy.store.text_search import TextSearch, was_used
+from proxy.store.text_search import TextSearch
 from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.layouts import lay_out
 from proxy.trajectory.outline import outline
@@ -105,8 +105,7 @@ class StoredLists:
         recordings = inspection.recordings
         summaries = Summaries(recordings, Pace(lambda: False))
         listing, ordered = Listing(recordings, summaries), SortedListing(recordings, summaries)
-        search = TextSearch(inspection, on=inspection.read_now(was_used))
-        self._lists = Lists(recordings, listing, ordered, search)
+        self._lists = Lists(recordings, listing, ordered, TextSearch.of_stored(inspection))
 
     def sessions(self, query: Mapping[str, str]) -> dict[str, Any]:
         return asyncio.run(self._lists.sessions(query))

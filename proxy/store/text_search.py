@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from proxy.store.inspection import Inspection
 from proxy.store.recordings import Readable
 from proxy.store.session_query import SessionQuery
 from proxy.store.sql import texts
@@ -11,9 +12,6 @@ from proxy.store.text_query import Match, TextQuery
 from tokengrove.errors import InvalidRequest
 
 _MATCHES = 3
-
-
-was_used = texts.is_used
 
 
 class TextSearch:
@@ -25,6 +23,11 @@ class TextSearch:
     def __init__(self, database: Readable, *, on: bool) -> None:
         self._database, self.on = database, on
         self.scanned = -1
+
+    @classmethod
+    def of_stored(cls, inspection: Inspection) -> TextSearch:
+        """A search in what servers of a database have indexed."""
+        return cls(inspection, on=inspection.read_now(texts.is_used))
 
     def check(self, wanted: SessionQuery) -> None:
         """Raise InvalidRequest if a query wants a text, but no texts are indexed."""

@@ -26,7 +26,6 @@ READS = {
     "GET /engine/models",
     "GET /engine/adapters",
     "GET /engine/servers",
-    "GET /export_trajectories",
     "GET /rl/events",
     "GET /rl/groups",
     "GET /rl/reasons",
@@ -83,7 +82,7 @@ async def test_a_readers_key_is_refused_by_name_everywhere_but_where_something_i
             if refused == (call in READS) or answer.status_code == 401:
                 wrong.append((call, answer.status_code, answer.text[:120]))
         assert not wrong
-        assert seen >= READS - {"GET /rl/events", "GET /export_trajectories"}
+        assert seen >= READS - {"GET /rl/events"}
         of_none = await server.http.get("/rl/events?events=none", headers=READER)
         assert of_none.status_code == 400, "the key was taken; a stream of real events does not end"
 

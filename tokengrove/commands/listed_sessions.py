@@ -107,13 +107,11 @@ def print_sessions(source: ListSource, flags: ListFlags, *, as_json: bool) -> No
         for entry in listed.entries():
             print_json(entry)
         return
-    from tokengrove.terminal.session_table import session_table
+    from tokengrove.terminal.session_table import matches, session_table
 
     entries = list(listed.entries())
     _print(session_table(entries, time.time(), listed.first.get("counts"), more=listed.more))
     if flags.text is not None:
-        from tokengrove.terminal.text_matches import matches
-
         console = console_of()
         for line in matches(entries, listed.first.get("unindexed", 0)):
             console.print(line)

@@ -1,8 +1,8 @@
-"""The list of sessions of `GET /rl/sessions` with `summary` for a terminal, one line per session."""
+"""The list of sessions of `GET /rl/sessions` with `summary` for a terminal, a line each, and what a search found."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.text import Text
@@ -74,3 +74,14 @@ def _caption(listed: int, counts: Mapping[str, int] | None, more: bool) -> Text:
         return Text("no session matches", "dim")
     others = "; --limit lists more" if more else ""
     return Text(f"{listed} listed{f' ({by_status})' if by_status else ''}{others}", "dim")
+
+
+def matches(entries: Sequence[Entry], unindexed: int) -> Iterator[Text]:
+    """A line for each turn in `matches` of the entries. `unindexed`: sessions that are not searched whole."""
+    for entry in entries:
+        for match in entry["matches"]:
+            before, found, after = (figures.one_line(match["snippet"][name]) for name in ("before", "match", "after"))
+            place = figures.one_line(f"{entry['session_id']} {match['interaction_id']}: ")
+            yield Text.assemble((place, "dim"), before, (found, "bold"), after)
+    if unindexed:
+        yield Text(f"{unindexed} sessions have turns that are not indexed yet", "yellow")

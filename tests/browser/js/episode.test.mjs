@@ -11,9 +11,10 @@ const node = (id, parent, more = {}) => ({ interaction_id: id, parent_id: parent
 const ids = (path) => path.map(({ node }) => node.interaction_id);
 const say = (role, content, more = {}) => ({ role, content, ...more });
 
-test("without a choice the longest path is read, and of equal ones the newest", () => {
+test("without a choice the line of the tree with the most turns is read, and of equal ones the first", () => {
   const nodes = [node("a", null), node("title", null), node("b", "a"), node("c", "b"), node("d", "b")];
-  assert.deepEqual(ids(pathThrough(nodes)), ["a", "b", "d"]);
+  assert.deepEqual(ids(pathThrough(nodes)), ["a", "b", "c"]);
+  assert.deepEqual(ids(pathThrough([...nodes, node("e", "d")])), ["a", "b", "d", "e"]);
   assert.deepEqual(ids(pathThrough([])), []);
 });
 
@@ -29,6 +30,10 @@ test("a failed call ends a path only where nothing else goes on", () => {
   const failed = node("f", "a", { status: "failed" });
   assert.deepEqual(ids(pathThrough([node("a", null), node("b", "a"), failed])), ["a", "b"]);
   assert.deepEqual(ids(pathThrough([node("a", null), failed])), ["a", "f"]);
+});
+
+test("parents in a circle end a path, as they do in the tree", () => {
+  assert.deepEqual(ids(pathThrough([node("a", "b"), node("b", "a")], "b")), ["a", "b"]);
 });
 
 test("a path of ten thousand turns is found without recursion", () => {

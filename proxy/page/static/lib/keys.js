@@ -2,6 +2,7 @@
 // readers that have such keys.
 import { html, useEffect, useRef, useState } from "./html.js";
 import { isCommand } from "./command_key.js";
+import { keep, kept } from "./kept.js";
 
 const KEPT = "tokengrove-keys";
 
@@ -27,19 +28,9 @@ export function KeysSwitch() {
   const [on, setOn] = useState(keysOn);
   const turn = () => {
     setOn(!on);
-    try {
-      localStorage.setItem(KEPT, on ? "off" : "on");
-    } catch {
-      // storage may be forbidden: the keys stay on
-    }
+    keep(KEPT, on ? "off" : "on");
   };
   return html`<button type="button" class="plain small" aria-pressed=${on} title="Keys of one letter do something on this page" onClick=${turn}>Keys ${on ? "on" : "off"}</button>`;
 }
 
-function keysOn() {
-  try {
-    return localStorage.getItem(KEPT) !== "off";
-  } catch {
-    return true;
-  }
-}
+const keysOn = () => kept(KEPT) !== "off";

@@ -1,4 +1,6 @@
 // The theme: "auto" (as the system has it), "light" or "dark", kept in this browser.
+import { keep } from "./kept.js";
+
 const NAME = "tokengrove-theme";
 export const THEMES = ["auto", "light", "dark"];
 
@@ -11,12 +13,7 @@ export function theme() {
 export function chooseTheme(name) {
   if (name === "auto") delete document.documentElement.dataset.theme;
   else document.documentElement.dataset.theme = name;
-  try {
-    if (name === "auto") localStorage.removeItem(NAME);
-    else localStorage.setItem(NAME, name);
-  } catch {
-    // Storage is blocked.
-  }
+  keep(NAME, name === "auto" ? null : name);
   dispatchEvent(new Event("themechange"));
 }
 

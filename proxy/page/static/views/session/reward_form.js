@@ -3,6 +3,7 @@
 import { inPath, post } from "../../lib/api.js";
 import { reward } from "../../lib/format.js";
 import { html, useEffect, useRef, useState } from "../../lib/html.js";
+import { keep, kept } from "../../lib/kept.js";
 import { Notice, reason } from "../../lib/notice.js";
 import { printable } from "../../lib/printable.js";
 import { useKeys } from "../../lib/keys.js";
@@ -37,7 +38,7 @@ const subject = (node, whole) => (whole ? "the session" : `turn ${node.turn}`);
 
 function Form({ name, node, whole, score, reload, done, close }) {
   const [value, setValue] = useState("");
-  const [typed, setTyped] = useState(keptName);
+  const [typed, setTyped] = useState(() => kept(NAME) ?? "");
   const [problem, setProblem] = useState(null);
   const [waiting, setWaiting] = useState(false);
   const field = useRef(null);
@@ -48,7 +49,7 @@ function Form({ name, node, whole, score, reload, done, close }) {
     event.preventDefault();
     if (waiting) return;
     setWaiting(true);
-    keepName(own);
+    keep(NAME, own);
     const found = await set(name, node, Number(value), own).then((now) => now, (error) => printable(reason(error)));
     setWaiting(false);
     if (found === null) return done(`Reward ${reward(Number(value))} set${own ? ` as ${printable(own)}` : ""}.`);
@@ -74,20 +75,4 @@ async function set(name, node, value, own) {
   if (now !== replaced(node, own)) return `Meanwhile it was ${now === null ? "removed" : `set to ${reward(now)}`}. Send yours again if it is to replace that.`;
   await post(`${inPath(name)}/rl/set_reward`, rewardBody(node, value, own));
   return null;
-}
-
-function keptName() {
-  try {
-    return localStorage.getItem(NAME) ?? "";
-  } catch {
-    return ""; // storage may be forbidden
-  }
-}
-
-function keepName(name) {
-  try {
-    localStorage.setItem(NAME, name);
-  } catch {
-    // then it is typed again next time
-  }
 }

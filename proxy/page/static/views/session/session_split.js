@@ -1,16 +1,17 @@
 // Two parts side by side with a bar between them that can be dragged, or moved with the arrow keys.
 import { html, useRef, useState } from "../../lib/html.js";
+import { keep, kept } from "../../lib/kept.js";
 
 const LEAST = 25, MOST = 75, STEP = 2, KEY = "tokengrove-split";
 
 /** `left` and `right`: templates. The share of the left one, in percent, is kept for this browser. */
 export function Split({ left, right, class: name = "" }) {
   const frame = useRef(null);
-  const [share, setShare] = useState(kept);
+  const [share, setShare] = useState(shareKept);
   const move = (value) => {
     const next = Math.round(Math.min(MOST, Math.max(LEAST, value)));
     setShare(next);
-    keep(next);
+    keep(KEY, String(next));
   };
   const drag = (event) => {
     if (event.buttons !== 1) return;
@@ -32,19 +33,7 @@ export function Split({ left, right, class: name = "" }) {
   </div>`;
 }
 
-function kept() {
-  try {
-    const share = Number(localStorage.getItem(KEY));
-    return share >= LEAST && share <= MOST ? share : 46;
-  } catch {
-    return 46; // storage may be forbidden
-  }
-}
-
-function keep(share) {
-  try {
-    localStorage.setItem(KEY, String(share));
-  } catch {
-    // then it is 46 again next time
-  }
+function shareKept() {
+  const share = Number(kept(KEY));
+  return share >= LEAST && share <= MOST ? share : 46;
 }

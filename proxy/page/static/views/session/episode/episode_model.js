@@ -1,48 +1,22 @@
 // An episode as one conversation: the turns of one path of the tree, each message once. Pure: no DOM.
+import { grow } from "../tree/tree_layout.js";
 import { linked } from "../turn/messages.js";
 
 /**
- * The complete and failed turns from the root to the turn `id`, and on from it along its longest continuation.
+ * The turns from the root to the turn `id`, and on from it along the line that the tree draws through it.
  * @param {object[]} nodes as `nodesOf` returns them
- * @param {string|undefined} id of a node; by default the longest path of the session
+ * @param {string|undefined} id of a node; by default the root with the most turns
  * @returns {{node: object, others: object[]}[]} `others`: the nodes that continue the same turn in another way
  */
 export function pathThrough(nodes, id) {
-  const byId = new Map(nodes.map((node) => [node.interaction_id, node]));
-  const children = new Map();
-  for (const node of nodes) {
-    const parent = byId.has(node.parent_id) ? node.parent_id : null;
-    if (!children.has(parent)) children.set(parent, []);
-    children.get(parent).push(node);
-  }
-  const depth = depths(nodes, byId);
-  const ends = children.get(null) ?? [];
-  const chosen = byId.get(id);
+  const forest = grow(nodes);
   const path = [];
-  for (let node = chosen; node; node = byId.get(node.parent_id)) path.unshift(node);
-  for (let next = deepest(chosen ? children.get(chosen.interaction_id) ?? [] : ends, depth); next; next = deepest(children.get(next.interaction_id) ?? [], depth)) {
-    path.push(next);
-  }
+  for (let node = forest.byId.get(id); node; node = forest.at(node).parent) path.unshift(node);
+  for (let next = path.length ? forest.at(path.at(-1)).main : forest.main; next; next = forest.at(next).main) path.push(next);
   return path.map((node) => {
-    const siblings = children.get(byId.has(node.parent_id) ? node.parent_id : null);
-    return { node, others: siblings.filter((each) => each !== node) };
+    const { parent } = forest.at(node);
+    return { node, others: (parent ? forest.at(parent).children : forest.roots).filter((each) => each !== node) };
   });
-}
-
-/** The node with the longest way below it; of equal ones the last, which is the newest. */
-const deepest = (nodes, depth) =>
-  nodes.reduce((best, node) => (best && depth.get(best.interaction_id) > depth.get(node.interaction_id) ? best : node), undefined);
-
-/** The number of turns from each node to the end of its longest continuation. A parent stands before its children. */
-function depths(nodes, byId) {
-  const found = new Map(nodes.map((node) => [node.interaction_id, node.status === "complete" ? 1 : 0]));
-  for (const node of [...nodes].reverse()) {
-    const parent = byId.get(node.parent_id);
-    if (!parent) continue;
-    const own = parent.status === "complete" ? 1 : 0;
-    found.set(parent.interaction_id, Math.max(found.get(parent.interaction_id), found.get(node.interaction_id) + own));
-  }
-  return found;
 }
 
 /**

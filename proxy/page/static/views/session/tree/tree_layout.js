@@ -58,8 +58,12 @@ export function unfoldFor(nodes, id) {
   return found;
 }
 
-/** Parents, children and sizes. A parent that is unknown, or that would close a circle, counts as none. */
-function grow(nodes) {
+/**
+ * {byId, roots, main, at(node)}: the nodes as a forest. `main`: the root with the most turns, null without nodes. `at` gives
+ * {parent, children, main, sides, complete, total, orphan} of a node: `main` is the child that goes on, `sides` the others.
+ * A parent that is unknown, or that would close a circle, counts as none.
+ */
+export function grow(nodes) {
   const byId = new Map(nodes.map((node) => [node.interaction_id, node]));
   const known = [...byId.values()];
   const nothing = () => ({ parent: null, children: [], complete: 0, total: 1, orphan: false });
@@ -74,7 +78,7 @@ function grow(nodes) {
   }
   const roots = known.filter((node) => !about.get(node).parent);
   measure(roots, about);
-  return { byId, roots, at: (node) => about.get(node) };
+  return { byId, roots, main: largest(roots, about), at: (node) => about.get(node) };
 }
 
 /** Nodes at which a circle of parents is cut: the first of each that is come upon. */
@@ -101,11 +105,14 @@ function measure(roots, about) {
     const own = about.get(node);
     own.complete = (node.status === "complete" ? 1 : 0) + sum(own.children, (child) => about.get(child).complete);
     own.total = 1 + sum(own.children, (child) => about.get(child).total);
-    const larger = (best, child) => (best && !isLarger(about.get(child), about.get(best)) ? best : child);
-    own.main = own.children.reduce(larger, null);
+    own.main = largest(own.children, about);
     own.sides = own.children.filter((child) => child !== own.main);
   }
 }
+
+/** The node with the most turns in and below it, of equal ones the first; null of none. */
+const largest = (nodes, about) =>
+  nodes.reduce((best, node) => (best && !isLarger(about.get(node), about.get(best)) ? best : node), null);
 
 const isLarger = (one, other) => (one.complete - other.complete || one.total - other.total) > 0;
 const sum = (items, of) => items.reduce((total, item) => total + of(item), 0);
